@@ -1,0 +1,1 @@
+"""Helpers of the tests; each module says what it is for."""
