@@ -1,7 +1,7 @@
 """What holds for every test: strict logs, nothing left mounted or running, one directory a run.
 
-`mount_root` gives a test its place for mountpoints. In CI (environment variable CI) a skipped test marked
-`mount` fails the run: a machine that cannot mount proves nothing about mounts.
+`mount_root` gives a test its place for mountpoints. In CI (environment variable CI) a skipped test
+marked `mount` fails the run: a machine that cannot mount proves nothing about mounts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.support.waiting import wait_for
 
 GUARD = pytest.StashKey[LogGuard]()
 
-# Deadlines of hypothesis measure the machine, not the code. The same examples in every run, so that a red
-# test is red for its author too; `long` (make test-long) looks for new ones.
+# Deadlines of hypothesis measure the machine, not the code. The same examples in every run, so that
+# a red test is red for its author too; `long` (make test-long) looks for new ones.
 hypothesis.settings.register_profile(
     "ci", deadline=None, derandomize=True, print_blob=True, database=None
 )
@@ -40,7 +40,7 @@ hypothesis.settings.load_profile("ci")
 
 
 class Run:
-    """The run's directory and its verdict; lives in the process that reports, never in an xdist worker."""
+    """The run's directory and verdict; lives in the process that reports, never in a worker."""
 
     def __init__(self) -> None:
         self.root: Path
@@ -147,7 +147,7 @@ def log_guard(request: pytest.FixtureRequest) -> Iterator[LogGuard]:
 
 @pytest.fixture
 def mount_root() -> Iterator[Path]:
-    """Give a directory that other users can enter; what the test leaves mounted in it fails the test."""
+    """Give a directory that other users can enter; what is left mounted in it fails the test."""
     root = Path(tempfile.mkdtemp(prefix="mounts-", dir=session.session_root()))
     root.chmod(0o755)
     yield root

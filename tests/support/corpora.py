@@ -1,7 +1,7 @@
-"""Real documentation trees that may lie beside the checkout; a test that needs one skips where it is absent.
+"""Real documentation trees that may lie beside the checkout; absent, the test that asks skips.
 
-Unpacked once a run, by whichever worker comes first, into the directory of the run. Read only: a test
-that changes files works on a copy.
+Unpacked once a run, by whichever worker comes first, into the directory of the run. Read only: a
+test that changes files works on a copy.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def corpus(name: str) -> Path:
 
 
 def corpora() -> Path:
-    """Return a directory that holds every tree of NAMES side by side and nothing else, or skip the test."""
+    """Return a directory that holds every tree of NAMES and nothing else, or skip the test."""
     for name in NAMES:
         tree = corpus(name)
     return tree.parent
 
 
 def _unpack(archive: Path, target: Path) -> None:
-    """Unpack so that `target` holds the files, without the one top directory an archive may have."""
+    """Unpack into `target`, without the one top directory that an archive may have."""
     target.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive, "r:xz") as packed:
         if hasattr(tarfile, "tar_filter"):  # absent in the first releases of Python 3.11

@@ -1,8 +1,8 @@
 """A test that logs a warning nobody announced is a failed test.
 
-`expect_log("text")` as a marker, or the `log_guard` fixture's `expect("text")`, announces records of
-level WARNING and above whose message contains the text. What is announced has to come, unless `maybe`.
-Records are collected from the root logger, from the test's set-up on.
+`expect_log("text")` as a marker, or the `log_guard` fixture's `expect("text")`, announces records
+of level WARNING and above whose message contains the text. What is announced has to come, unless
+`maybe`. Records are collected from the root logger, from the test's set-up on.
 """
 
 from __future__ import annotations

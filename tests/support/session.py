@@ -1,8 +1,8 @@
-"""What one run of the suite owns: a directory, the mounts below it, the processes that inherited its name.
+"""What a run of the suite owns: a directory, the mounts in it, the processes that know its name.
 
-The directory lies outside pytest's own 0700 tree, so that other users can enter mountpoints in it. Its
-path travels in the environment to every child, and so tells our processes from everyone else's. It is
-held by a lock as long as the run lives: `sweep_dead_sessions` clears what a killed run left.
+The directory lies outside pytest's own 0700 tree, so that other users can enter mountpoints in it.
+Its path travels in the environment to every child, and so tells our processes from everyone else's.
+It is locked as long as the run lives: `sweep_dead_sessions` clears what a killed run left.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def unmount_below(root: Path) -> list[str]:
 
 
 def processes_of(root: Path) -> dict[int, str]:
-    """Return pid and command line of the processes that inherited this run's name, but for this one."""
+    """Return pid and command line of the processes that inherited this run's name, but this one."""
     token = f"{ENVIRONMENT}={root}".encode()
     found = {}
     for entry in Path("/proc").iterdir():
@@ -92,7 +92,7 @@ def clear(root: Path) -> None:
 
 
 def sweep_dead_sessions() -> None:
-    """Clear the directories of runs of this user that are gone without having done it themselves."""
+    """Clear what is left of this user's runs that are gone and did not do it themselves."""
     for root in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             if root.is_symlink() or root.stat().st_uid != os.getuid():
@@ -103,7 +103,7 @@ def sweep_dead_sessions() -> None:
 
 
 def start_janitor(root: Path) -> subprocess.Popen[bytes]:
-    """Start the process that clears `root` when this one is killed; it waits on a pipe that dies with us."""
+    """Start the process that clears `root` when this one is killed: it waits on a pipe of ours."""
     environment = {name: value for name, value in os.environ.items() if name != ENVIRONMENT}
     return subprocess.Popen(
         [sys.executable, "-S", __file__, str(root)],
