@@ -1,0 +1,1 @@
+"""The collection: the store protocol, its two implementations, reading and publishing. chromadb only here."""

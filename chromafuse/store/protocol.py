@@ -1,0 +1,78 @@
+"""What the program asks of a store: rows by id, in one collection (decision D6).
+
+Two implementations, `embedded` and `server`, are held to one contract suite (tests/test_store.py).
+Nothing here searches by metadata: pages are fetched by id, which is 4-8 times faster in Chroma and works
+within every quota.
+
+Concurrency: a store serves any number of trio tasks at once. Every call ends within the store's deadline
+and may be cancelled; a cancelled write may or may not have happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Scalar = str | int | float | bool
+Vector = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stored record. `embedding` is needed for writing; it is never read back."""
+
+    id: str
+    document: str
+    metadata: Mapping[str, Scalar] = field(default_factory=dict)
+    embedding: Vector = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionInfo:
+    """What is known of the collection. A collection made anew under the same name has another `id`.
+
+    `embedding_function` is the name Chroma stored ("default", "legacy", …), None where it stored none.
+    """
+
+    id: str
+    name: str
+    embedding_function: str | None
+    dimension: int | None
+
+
+class Store(Protocol):
+    """One collection of one Chroma. All methods raise subclasses of `StoreError`."""
+
+    @property
+    def rows_per_call(self) -> int:
+        """How many rows one request to this store carries now (longer calls are split into such batches)."""
+        ...
+
+    async def info(self) -> CollectionInfo:
+        """Describe the collection; raise CollectionMissing where there is none."""
+        ...
+
+    async def get(self, ids: Collection[str]) -> dict[str, Row]:
+        """Return the rows of `ids` that exist; a missing id is absent from the answer, never an error."""
+        ...
+
+    async def existing(self, ids: Collection[str]) -> set[str]:
+        """Return those of `ids` that exist, without fetching documents."""
+        ...
+
+    async def list_ids(self) -> list[str]:
+        """Return every id of the collection, in no particular order."""
+        ...
+
+    async def add(self, rows: Sequence[Row]) -> None:
+        """Write `rows`; an id that exists already is left as it is, silently."""
+        ...
+
+    async def upsert(self, rows: Sequence[Row]) -> None:
+        """Write `rows`, replacing what exists. One row is atomic; two rows are not."""
+        ...
+
+    async def delete(self, ids: Collection[str]) -> None:
+        """Remove `ids`; missing ones are ignored."""
+        ...
