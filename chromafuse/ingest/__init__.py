@@ -1,0 +1,1 @@
+"""A source directory becomes records and is published."""
