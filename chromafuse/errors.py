@@ -63,6 +63,10 @@ class UnknownFormat(RecordDamaged):
     """The collection says that it has a format this program does not know, or none at all."""
 
 
+class NotPublished(RecordDamaged):
+    """The collection has no root record: nothing was ingested into it."""
+
+
 class PageGone(ChromafuseError):
     """The bytes of this page version were replaced and collected: a snapshot older than the grace time."""
 
