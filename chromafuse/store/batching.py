@@ -7,7 +7,7 @@ Pure functions: no concurrency rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import StoreRejected
@@ -29,14 +29,13 @@ def batches(ids: Sequence[str], rows: int) -> Iterator[Sequence[str]]:
         yield ids[start : start + rows]
 
 
-def row_batches(rows: Sequence[Row], limit: int) -> Iterator[list[Row]]:
-    """Cut `rows` into pieces of at most `limit` rows and about WRITE_BYTES of text."""
-    limit = min(limit, WRITE_ROWS)
+def row_batches(rows: Sequence[Row], limit: Callable[[], int]) -> Iterator[list[Row]]:
+    """Cut `rows` into pieces of at most `limit()` rows, asked for each, and about WRITE_BYTES of text."""
     batch: list[Row] = []
     size = 0
     for row in rows:
         length = len(row.document) + 256  # code points, not bytes: the bound need not be exact
-        if batch and (len(batch) >= limit or size + length > WRITE_BYTES):
+        if batch and (len(batch) >= min(limit(), WRITE_ROWS) or size + length > WRITE_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(row)
@@ -75,7 +74,9 @@ def _check_text(row: Row, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise StoreRejected(f"row {row.id!r} has text that is not Unicode (a lone surrogate)") from None
+        raise StoreRejected(
+            f"row {row.id!r} has text that is not Unicode (a lone surrogate)"
+        ) from None
 
 
 def _check_value(row: Row, key: str, value: Scalar) -> None:
@@ -103,7 +104,7 @@ def embedding_function_of(configuration: Any, schema: Any) -> str | None:
     names = [_function_name(place) for place in _function_places(configuration, schema)]
     known = [name for name in names if name is not None]
     foreign = [name for name in known if name != "default"]
-    return (foreign or known or [None])[0]
+    return next(iter(foreign or known), None)
 
 
 def _function_places(configuration: Any, schema: Any) -> Iterator[Any]:

@@ -40,14 +40,16 @@ from .worker import LENGTH
 log = logging.getLogger(__name__)
 
 REPLY_MAX = 1 << 30  # bytes; a bound against a child gone mad, twenty million ids fit
-ATTEMPTS = 3  # starts that one request is worth; a request that kills its child three times is to blame
+ATTEMPTS = (
+    3  # starts that one request is worth; a request that kills its child three times is to blame
+)
 _STDERR_LINE = 2_000  # characters of one line that go to the log
 _EXIT_GRACE = 1.0  # s
 _PACKAGE = Path(__file__).resolve().parents[1]
 _KEPT_ENVIRONMENT = (
-    "PATH HOME LANG LANGUAGE LC_ALL LC_CTYPE TZ TMPDIR LD_LIBRARY_PATH XDG_CACHE_HOME "
-    "SSL_CERT_FILE SSL_CERT_DIR HTTPS_PROXY HTTP_PROXY NO_PROXY https_proxy http_proxy no_proxy"
-).split()
+    *("PATH", "HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"),
+)  # the last line is for fetching a model
 _ERRORS: dict[str, type[StoreError]] = {
     "no store": StoreMissing,
     "no collection": CollectionMissing,
@@ -90,9 +92,17 @@ class _Child:
             # Straight from this thread, not through trio's: PR_SET_PDEATHSIG is bound to the thread that
             # forks, and trio's worker threads end when idle. The directory holds nothing but our modules
             # (Chroma reads `.env` of the current one), and -P keeps it out of sys.path.
-            self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-P", "-X", "faulthandler", "-m", "chromafuse.store.worker", str(os.getpid())],
-                stdin=theirs,
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-X",
+                    "faulthandler",
+                    "-m",
+                    "chromafuse.store.worker",
+                    str(os.getpid()),
+                ],
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 cwd=Path(__file__).parent,
@@ -155,11 +165,10 @@ class _Child:
             if kill:
                 self._process.kill()
             await self._stream.aclose()
-            if await self._ended():
-                return _how(self._process.returncode)
-            self._process.kill()
-            await self._ended()  # a child in an uninterruptible call is left to the kernel
-            return _how(self._process.returncode)
+            if not await self._ended():
+                self._process.kill()
+                await self._ended()  # a child in an uninterruptible call is left to the kernel
+        return _how(self._process.returncode)
 
     async def _ended(self) -> bool:
         with trio.move_on_after(_EXIT_GRACE):
@@ -231,7 +240,9 @@ class Worker:
             raise
         if scope.cancelled_caught:
             await self._end(kill=True)
-            log.warning("%s: the worker was killed, no answer within %g s", self._label, job.deadline)
+            log.warning(
+                "%s: the worker was killed, no answer within %g s", self._label, job.deadline
+            )
             job.error = self._too_late(job)
         job.done.set()
 
@@ -264,7 +275,10 @@ class Worker:
         except StoreError:
             await self._end(kill=True)
             raise
-        self._opening = {**self._opening, "create": False}  # a restart finds things or reports them gone
+        self._opening = {
+            **self._opening,
+            "create": False,
+        }  # a restart finds things or reports them gone
 
     async def _end(self, *, kill: bool) -> str:
         child, self._child = self._child, None
@@ -286,8 +300,8 @@ async def open_worker(
         nursery.start_soon(worker.drive, nursery)
         try:
             yield worker
-        except BaseException as exc:
-            raised = exc  # past the nursery, which would wrap it in a group; the task list is ours alone
+        except BaseException as exc:  # noqa: BLE001 - raised again, past the nursery that would wrap it
+            raised = exc
         nursery.cancel_scope.cancel()
     if raised is not None:
         raise raised

@@ -93,7 +93,7 @@ class EmbeddedStore:
 
     async def _write(self, op: str, rows: Sequence[Row]) -> None:
         check_rows(rows)
-        for batch in row_batches(rows, self._rows):
+        for batch in row_batches(rows, lambda: self._rows):
             await self._worker.call(
                 {
                     "op": op,

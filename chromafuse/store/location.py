@@ -97,13 +97,17 @@ def parse_store(
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError("the path of an embedded store must be UTF-8; rename the directory") from None
+        raise UsageError(
+            "the path of an embedded store must be UTF-8; rename the directory"
+        ) from None
     if "\0" in text:
         raise UsageError("the path of an embedded store has a NUL in it")
     return StoreLocation("embedded", collection, path=os.path.abspath(text))
 
 
-def _parse_url(text: str, collection: str, token_file: str | None, env: Mapping[str, str]) -> StoreLocation:
+def _parse_url(
+    text: str, collection: str, token_file: str | None, env: Mapping[str, str]
+) -> StoreLocation:
     scheme = text.partition("://")[0].lower()
     if scheme not in _PORTS:
         raise UsageError(f"a store's URL begins with http:// or https://, not {scheme}://")
@@ -135,14 +139,18 @@ def _split(text: str) -> tuple[str, int | None, SplitResult]:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise UsageError("the store's URL is malformed; it is http(s)://host:port[/tenant/database]") from None
+        raise UsageError(
+            "the store's URL is malformed; it is http(s)://host:port[/tenant/database]"
+        ) from None
     if "@" in parts.netloc or "?" in text or "#" in text:
         raise UsageError(
             "a store's URL takes no user, password or query, they would show in process lists; "
             "put the token into a file and name it with --store-token-file"
         )
     if not host or any(character.isspace() for character in text) or port == 0:
-        raise UsageError("the store's URL is malformed; it is http(s)://host:port[/tenant/database]")
+        raise UsageError(
+            "the store's URL is malformed; it is http(s)://host:port[/tenant/database]"
+        )
     return host, port, parts
 
 
@@ -167,7 +175,9 @@ def _find_token(location: StoreLocation, env: Mapping[str, str]) -> tuple[str | 
             with open(location.token_file, "rb") as file:
                 return file.read(_TOKEN_MAX).decode("latin-1").strip(), location.token_file
         except OSError as exc:
-            raise UserError(f"cannot read the token file {location.token_file}: {exc.strerror}") from exc
+            raise UserError(
+                f"cannot read the token file {location.token_file}: {exc.strerror}"
+            ) from exc
     for name in _TOKEN_VARIABLES:
         if env.get(name):
             return env[name].strip(), name
@@ -188,14 +198,14 @@ async def open_store(
     """
     # Imported here because the command line needs locations only, and httpx costs 70 ms.
     if location.kind == "embedded":
-        from .embedded import open_embedded  # noqa: PLC0415
+        from .embedded import open_embedded
 
         async with open_embedded(
             location, create=create, deadline=deadline, rows=rows_per_call
         ) as embedded:
             yield embedded
     else:
-        from .server import open_server  # noqa: PLC0415
+        from .server import open_server
 
         async with open_server(
             location, read_token(location), create=create, deadline=deadline, rows=rows_per_call

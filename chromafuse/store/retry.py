@@ -26,7 +26,7 @@ ATTEMPTS = 5  # requests a store may answer with "later" or an internal error be
 def pause_before(attempt: int) -> float:
     """Return how long to wait before repetition `attempt` (1 is the first), in seconds."""
     span = min(LONGEST_SPAN, FIRST_SPAN * 2 ** min(attempt, 16))
-    return random.uniform(0, span)  # noqa: S311 - spreading load, not a secret
+    return random.uniform(0, span)
 
 
 @contextmanager

@@ -38,7 +38,11 @@ _HNSW_FILES = 128  # index files the engine may keep open; we never ask it for v
 
 # What SQLite and the engine say -> what a person needs to hear. The first match counts.
 _EXPLAINED = (
-    ("readonly database", "denied", "it cannot be written, and Chroma writes even when it only reads"),
+    (
+        "readonly database",
+        "denied",
+        "it cannot be written, and Chroma writes even when it only reads",
+    ),
     ("unable to open database", "denied", "it cannot be opened; look at its owner and permissions"),
     ("Permission denied", "denied", "it cannot be opened; look at its owner and permissions"),
     ("not a database", "failed", "chroma.sqlite3 is not a SQLite database"),
@@ -50,7 +54,13 @@ _EXPLAINED = (
     ("no such column", "failed", "it was written by another version of Chroma"),
     ("no such table", "failed", "it was written by another version of Chroma"),
 )
-_REJECTIONS = ("InvalidArgumentError", "BatchSizeExceededError", "DuplicateIDError", "ValueError", "TypeError")
+_REJECTIONS = (
+    "InvalidArgumentError",
+    "BatchSizeExceededError",
+    "DuplicateIDError",
+    "ValueError",
+    "TypeError",
+)
 
 
 class _Failure(Exception):
@@ -135,7 +145,13 @@ class Engine:
     def write(self, request: dict[str, Any]) -> None:
         """Add or upsert the rows of `request`."""
         ids = request["ids"]
-        rest = (request["embeddings"], request["metadatas"], request["documents"], None, *self._where)
+        rest = (
+            request["embeddings"],
+            request["metadatas"],
+            request["documents"],
+            None,
+            *self._where,
+        )
         if request["op"] == "add":
             self._bound(lambda id: self._bindings.add(ids, id, *rest))
         else:
@@ -148,7 +164,7 @@ class Engine:
 
 def _bindings(path: Path) -> Any:
     """Open the engine on `path`; this writes (migrations) and waits for other processes' locks."""
-    import chromadb_rust_bindings as engine  # noqa: PLC0415 - embedding alone does not need it
+    import chromadb_rust_bindings as engine  # type: ignore[import-untyped]
 
     try:
         return engine.Bindings(
@@ -199,7 +215,7 @@ class Worker:
         """Run Chroma's own function, after fetching its model where that is not on this machine."""
         try:
             if self._embedding is None:
-                from chromadb.utils.embedding_functions import (  # noqa: PLC0415 - 0.8 s
+                from chromadb.utils.embedding_functions import (
                     onnx_mini_lm_l6_v2 as onnx,
                 )
 
@@ -217,7 +233,7 @@ def reply_to(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
         return {"ok": worker.answer(request)}
     except _Failure as exc:
         return {"error": exc.kind, "message": str(exc)}
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001 - the parent decides; a bug is told apart by its class
         text = str(exc)
         for mark, kind, meaning in _EXPLAINED:
             if mark.lower() in text.lower():
