@@ -102,7 +102,7 @@ class Lock:
         if trio.current_time() >= self._fresh_until:
             raise LockLost(
                 f"the store took no sign of life from this writer for {self.lease:g} s, so that another "
-                "may have taken over; run again"
+                "may have taken over"
             )
 
     async def confirm(self) -> None:
@@ -120,12 +120,12 @@ class Lock:
         taken = [id for id in higher if id in rows]
         if taken or owned not in rows or _owner(rows[owned].document) != self.owner:
             other = f" ({_owner(rows[taken[-1]].document)})" if taken else ""
-            raise LockLost(f"another writer{other} took this one for dead and took over; run again")
+            raise LockLost(f"another writer{other} took this one for dead and took over")
         document = rows[ROOT_ID].document if ROOT_ID in rows else None
         if document != self._expected:
-            raise LockLost("another writer has published meanwhile; run again")
+            raise LockLost("another writer has published meanwhile")
         if self._left() < self.lease * 2 / 3:
-            raise LockLost("the store answers too slowly to publish safely; run again")
+            raise LockLost("the store answers too slowly to publish safely")
 
     def published(self, document: str) -> None:
         """Note that the root is now `document`, by this writer's own hand."""
@@ -218,7 +218,7 @@ async def _acquire(store: Store, vector: Vector, lease: float, wait: float) -> L
             lock = await _claim(store, max(highest, state.generation) + 1, owner, vector, lease)
             if lock is not None:
                 return lock
-        if trio.current_time() >= give_up:
+        elif trio.current_time() >= give_up:
             raise LockBusy(
                 f"another writer{_named(watch)} has been publishing for {wait:g} s; "
                 "wait until it is done, and run again"
@@ -241,14 +241,26 @@ async def _claim(
 ) -> Lock | None:
     """Try to win lock `number`; None where it is another's, or was history before it was won."""
     sent = trio.current_time()
-    await store.add([_row(number, owner, 0, vector)])
-    state = await load_state(store)
-    if max(state.locks, default=0) == number and _owner(state.locks[number]) == owner:
-        return Lock(number, state.root, owner, lease, store, vector, state.document, sent + lease)
-    rows = await store.get([lock_id(number)])
-    if lock_id(number) in rows and _owner(rows[lock_id(number)].document) == owner:
-        await store.delete([lock_id(number)])
-    return None
+    won = False
+    try:
+        await store.add([_row(number, owner, 0, vector)])
+        state = await load_state(store)
+        won = max(state.locks, default=0) == number and _owner(state.locks[number]) == owner
+    finally:
+        if not won:
+            await _withdraw(store, number, owner)
+    if not won:
+        return None
+    return Lock(number, state.root, owner, lease, store, vector, state.document, sent + lease)
+
+
+async def _withdraw(store: Store, number: int, owner: str) -> None:
+    """Remove lock `number` if it is the owner's, also when the owner is being cancelled."""
+    id = lock_id(number)
+    with trio.move_on_after(RELEASE, shield=True):
+        rows = await store.get([id])
+        if id in rows and _owner(rows[id].document) == owner:
+            await store.delete([id])
 
 
 def _row(number: int, owner: str, beat: int, vector: Vector) -> Row:

@@ -264,7 +264,7 @@ class _Writer:
             self._progress("check", len(self._draft.ids), len(self._draft.ids))
             if not missing:
                 return
-        raise StoreError(f"the store does not keep {len(missing)} of the chunks written to it")
+        await self._lost(f"{len(missing)} of the chunks")
 
     async def _write_chunks(self, missing: Collection[str]) -> None:
         done = 0
@@ -304,7 +304,13 @@ class _Writer:
         await self._store.upsert(
             [Row(id, text, {"kind": "tree"}, self._draft.vector) for id, text in rows]
         )
-        await load_tree(self._store, self._root)
+        if not await self._parts_are_right():
+            await self._lost("parts of the path tree")
+
+    async def _lost(self, what: str) -> None:
+        """Raise LockLost where another writer may have collected what is missing, else blame the store."""
+        await self._lock.confirm()
+        raise StoreError(f"the store does not keep {what} written to it")
 
     async def _parts_are_right(self) -> bool:
         try:
@@ -342,7 +348,7 @@ class _Writer:
         try:
             return await self._collect_dead(listed, now(), grace)
         except (StoreError, LockLost) as exc:
-            log.warning("published, but old records were left for the next run to collect: %s", exc)
+            log.warning("published, but old records were left for the next run: %s", exc)
             return 0
 
     async def _collect_dead(self, listed: Sequence[str], moment: float, grace: float) -> int:
