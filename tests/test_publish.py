@@ -15,17 +15,17 @@ from chromafuse.errors import LockBusy, LockLost, StoreUnavailable, UserError
 from chromafuse.model import access
 from chromafuse.model.records import ROOT_ID, Root, decode_root, decode_tree, encode_root
 from chromafuse.store import garbage
+from chromafuse.store.embedding import ConstantEmbedder
 from chromafuse.store.lock import hold_lock, lock_id
 from chromafuse.store.protocol import Row
 from chromafuse.store.publish import PlannedPage, Published, TreeChanged, find_root, publish
 from chromafuse.store.reader import load_root, load_tree
 from chromafuse.store.verify import verify
+from tests.support.memory_store import MemoryStore
 from tests.support.publishing import (
     Call,
-    Constant,
     Dying,
     Killed,
-    Rows,
     Source,
     Steered,
     needed_ids,
@@ -35,7 +35,7 @@ from tests.support.publishing import (
     run,
 )
 
-VECTOR = (1.0, 0.0, 0.0)
+VECTOR = (1.0,)
 LONG = b"".join(b"%d and some text that fills the line\n" % i for i in range(300))  # 3 chunks
 OLD: Source = {"a.md": b"old\n", "dir/b.md": LONG, "same.md": b"same\n", "empty.md": b""}
 NEW: Source = {
@@ -46,20 +46,22 @@ NEW: Source = {
 }
 
 
-def store_with(source: Source | None) -> Rows:
+def store_with(source: Source | None) -> MemoryStore:
     """Return a store in which `source` is published."""
-    store = Rows()
+    store = MemoryStore()
     if source is not None:
         run(lambda: publish_source(store, source))
     return store
 
 
-def run_root(store: Rows) -> Root:
+def run_root(store: MemoryStore) -> Root:
     """Decode the root of a store in memory without a call."""
     return decode_root(store.rows[ROOT_ID].document)
 
 
-def incident(store: Rows, error: type[BaseException], main: Callable[[], Awaitable[object]]) -> str:
+def incident(
+    store: MemoryStore, error: type[BaseException], main: Callable[[], Awaitable[object]]
+) -> str:
     """Run `main`, which has to raise `error` and write nothing; return the message."""
     before = dict(store.rows)
     with pytest.raises(error) as caught:
@@ -105,7 +107,7 @@ def test_entries_are_stored_as_they_are_given() -> None:
     pages = plan(OLD, grants=access.Access(False, frozenset({"g"})), mtime_ns=7)
 
     async def main() -> list[tuple[access.Access, int]]:
-        await publish(store, Constant(), pages, expected=await load_root(store))
+        await publish(store, ConstantEmbedder(), pages, expected=await load_root(store))
         tree = decode_tree(await load_tree(store, await load_root(store)), 2)
         return [(entry.access, entry.mtime_ns) for entry in tree.entries]
 
@@ -115,7 +117,7 @@ def test_entries_are_stored_as_they_are_given() -> None:
 def test_many_chunks_and_parts() -> None:
     """Over 300 chunks and a tree in several parts are written in calls of rows_per_call rows."""
     source = {f"{i:04}/{'x' * 99}{i * 7919 % 9973}.md": b"%d\n" % i for i in range(900)}
-    store = Rows(rows_per_call=100)
+    store = MemoryStore(rows_per_call=100)
     steered = Steered(store)
     done = run(lambda: publish_source(steered, source))
     root = run(lambda: load_root(store))
@@ -128,7 +130,7 @@ def test_many_chunks_and_parts() -> None:
 
 def test_every_record_is_within_the_limits_of_the_cloud() -> None:
     """No id, document, metadata key or value is larger than Chroma Cloud takes."""
-    store = Rows()
+    store = MemoryStore()
     sources: list[Source] = [
         {f"d/{'é' * 100}{i}": b"\xff" * 50 if i % 3 else b"x" * 50_000 for i in range(600)},
         {"long": "漢字".encode() * 20_000},
@@ -150,7 +152,7 @@ def test_every_record_is_within_the_limits_of_the_cloud() -> None:
 
 def test_a_root_that_is_not_ours_is_left_alone() -> None:
     """A path tree of another program is refused by name before anything is written."""
-    store = Rows()
+    store = MemoryStore()
     store.rows[ROOT_ID] = Row(ROOT_ID, '{"auth/oauth": {"isPublic": true}}', {}, VECTOR)
     assert incident(store, UserError, lambda: publish_source(store, NEW)) == (
         "the record __path_tree__ has no format number: another program wrote it; "
@@ -171,7 +173,7 @@ def test_a_damaged_root_is_left_alone() -> None:
 
 def test_a_collection_of_others_is_left_alone() -> None:
     """A collection without a root of ours that holds other records is refused."""
-    store = Rows()
+    store = MemoryStore()
     store.rows["note-1"] = Row("note-1", "text", {}, VECTOR)
     assert incident(store, UserError, lambda: publish_source(store, NEW)) == (
         "the collection holds 1 records that are not chromafuse's ('note-1', …); "
@@ -182,22 +184,22 @@ def test_a_collection_of_others_is_left_alone() -> None:
 def test_another_embedding_is_refused() -> None:
     """A collection keeps the embedding that it was begun with."""
     store = store_with(OLD)
-    embedder = Constant()
+    embedder = ConstantEmbedder()
     embedder.dimension = 4
 
     async def main() -> None:
         await publish(store, embedder, plan(NEW), expected=await load_root(store))
 
     assert incident(store, UserError, main) == (
-        "the collection was embedded with 'none' (3 dimensions), not 'none' (4); "
-        "use the same --embed, or another --collection"
+        "the collection 'docs' holds vectors of 1 numbers, the embedding 'none' makes 4; "
+        "choose another --collection"
     )
 
 
 def test_a_tree_that_was_not_planned_against_is_not_replaced() -> None:
     """The caller's guards hold against the root it names; any other is TreeChanged, before the lock."""
     store = store_with(OLD)
-    main = lambda: publish(store, Constant(), plan(NEW), expected=None)  # noqa: E731
+    main = lambda: publish(store, ConstantEmbedder(), plan(NEW), expected=None)  # noqa: E731
     assert incident(store, TreeChanged, main) == (
         "planned against nothing, but generation 1 is published"
     )
@@ -208,7 +210,7 @@ def test_a_page_that_changes_after_planning_stops_the_run() -> None:
     store = store_with(OLD)
     changed = [PlannedPage(page.entry, lambda: b"else") for page in plan(NEW)]
     with pytest.raises(UserError, match=r"^a.md has changed since the run began; run again$"):
-        run(lambda: publish(store, Constant(), changed, expected=run_root(store)))
+        run(lambda: publish(store, ConstantEmbedder(), changed, expected=run_root(store)))
     assert run(lambda: published_source(store)) == OLD
     assert not [id for id in store.rows if id.startswith("__lock__")]
 
@@ -223,7 +225,7 @@ def test_a_page_that_vanishes_after_planning_stops_the_run() -> None:
     gone = [PlannedPage(page.entry, load) for page in plan(NEW)]
     message = r"^a.md can no longer be read: No such file or directory; run again$"
     with pytest.raises(UserError, match=message):
-        run(lambda: publish(store, Constant(), gone, expected=run_root(store)))
+        run(lambda: publish(store, ConstantEmbedder(), gone, expected=run_root(store)))
     assert run(lambda: published_source(store)) == OLD
 
 
@@ -284,10 +286,13 @@ def test_killed_anywhere_with_any_sources(
 
 def test_a_cancelled_writer_gives_the_lock_back() -> None:
     """Cancelled in any call after it has the lock, a writer removes it, and the old tree stays or the new."""
-    for at in range(6, calls_of(OLD, NEW)):
+    steered = Steered(store_with(OLD))
+    run(lambda: publish_source(steered, NEW))
+    lock_call = steered.writes[0].number
+    for at in range(lock_call, calls_of(OLD, NEW)):
         store = store_with(OLD)
 
-        async def main(store: Rows = store, at: int = at) -> None:
+        async def main(store: MemoryStore = store, at: int = at) -> None:
             async def cancel(call: Call) -> None:
                 if call.number == at:
                     scope.cancel()
@@ -315,7 +320,7 @@ def test_replaced_pages_stay_for_the_grace_time() -> None:
         pages = {**NEW, "step": b"%d" % number}
         return run(
             lambda: publish(
-                store, Constant(), plan(pages), expected=run_root(store), now=lambda: moment
+                store, ConstantEmbedder(), plan(pages), expected=run_root(store), now=lambda: moment
             )
         )
 
@@ -338,7 +343,11 @@ def test_a_condemned_page_that_comes_back_has_its_full_grace_again() -> None:
     def step(source: Source) -> None:
         run(
             lambda: publish(
-                store, Constant(), plan(source), expected=run_root(store), now=lambda: moment
+                store,
+                ConstantEmbedder(),
+                plan(source),
+                expected=run_root(store),
+                now=lambda: moment,
             )
         )
 
@@ -420,7 +429,7 @@ def test_a_damaged_list_of_the_condemned_only_delays() -> None:
 )
 def test_the_condemned_are_stored_and_loaded(times: dict[str, int], limit: int) -> None:
     """Whatever is condemned is read back, from records within the limit, contiguously numbered."""
-    store = Rows()
+    store = MemoryStore()
 
     async def main() -> garbage.Condemned:
         nothing = garbage.Condemned({}, {})
@@ -454,7 +463,7 @@ def test_chunks_and_parts_lost_at_the_flip_are_written_again() -> None:
     for lost in sorted(store_with(NEW).rows.keys() - {ROOT_ID}):
         store = store_with(OLD)
 
-        async def lose(call: Call, store: Rows = store, lost: str = lost) -> None:
+        async def lose(call: Call, store: MemoryStore = store, lost: str = lost) -> None:
             if call.flips:
                 del store.rows[lost]
 
@@ -540,7 +549,7 @@ def test_of_many_writers_at_once_one_publishes() -> None:
         try:
             source = {"a": b"%d" % number}
             outcomes.append(
-                await publish(store, Constant(), plan(source), expected=run_root_at_start)
+                await publish(store, ConstantEmbedder(), plan(source), expected=run_root_at_start)
             )
         except TreeChanged as exc:
             outcomes.append(str(exc))
@@ -560,7 +569,7 @@ def test_of_many_writers_at_once_one_publishes() -> None:
 
 def test_a_beat_that_fails_does_not_lose_the_lock() -> None:
     """One failed sign of life is made good by the next; a lease without any is LockLost."""
-    store = Rows()
+    store = MemoryStore()
     failing = range(1, 3)
     beats = itertools.count()
 
@@ -585,7 +594,7 @@ def test_a_beat_that_fails_does_not_lose_the_lock() -> None:
 
 def paused_writer(
     at: int, seconds: float, *, grace: float
-) -> tuple[Rows, list[Exception | Published], list[Published]]:
+) -> tuple[MemoryStore, list[Exception | Published], list[Published]]:
     """Let a writer of NEW stand still at its call number `at`, and another publish OTHER from second 1 on."""
     store = store_with(OLD)
     mine: list[Exception | Published] = []
@@ -606,7 +615,9 @@ def paused_writer(
             try:
                 steered, expected = Steered(store, pause), run_root(store)
                 mine.append(
-                    await publish(steered, Constant(), plan(NEW), expected=expected, grace=grace)
+                    await publish(
+                        steered, ConstantEmbedder(), plan(NEW), expected=expected, grace=grace
+                    )
                 )
             except (LockLost, TreeChanged) as exc:
                 mine.append(exc)
@@ -631,7 +642,7 @@ def planned_calls() -> tuple[int, int]:
     """Return the number of the call that makes NEW visible in place of OLD, and of the last call."""
     store = store_with(OLD)
     steered, expected = Steered(store), run_root(store)
-    run(lambda: publish(steered, Constant(), plan(NEW), expected=expected))
+    run(lambda: publish(steered, ConstantEmbedder(), plan(NEW), expected=expected))
     return next(call.number for call in steered.calls if call.flips), len(steered.calls)
 
 
@@ -688,8 +699,8 @@ def test_progress_counts_to_the_end() -> None:
 
     async def main() -> None:
         await publish(
-            Rows(rows_per_call=2),
-            Constant(),
+            MemoryStore(rows_per_call=2),
+            ConstantEmbedder(),
             plan(OLD),
             expected=None,
             progress=lambda *step: seen.append(step),
@@ -708,7 +719,7 @@ def test_progress_counts_to_the_end() -> None:
 
 def test_find_root_says_what_is_published() -> None:
     """The caller plans against the root, or against nothing where a first run was killed."""
-    store = Rows()
+    store = MemoryStore()
     assert run(lambda: find_root(store)) is None
     store.rows[lock_id(1)] = Row(lock_id(1), "{}", {}, VECTOR)
     assert run(lambda: find_root(store)) is None

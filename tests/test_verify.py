@@ -18,16 +18,17 @@ from chromafuse.model.records import (
 )
 from chromafuse.store.protocol import Row
 from chromafuse.store.verify import Report, verify
-from tests.support.publishing import Call, Rows, Source, Steered, plan, publish_source, run
+from tests.support.memory_store import MemoryStore
+from tests.support.publishing import Call, Source, Steered, plan, publish_source, run
 
-VECTOR = (1.0, 0.0, 0.0)
+VECTOR = (1.0,)
 BIG = b"a line of text\n" * 1_000  # 4 chunks
 SITE: Source = {"a.md": b"a\n", "big.md": BIG, "bin": b"\xff\0", "empty": b"", "z/é.md": b"z\n"}
 
 
-def site(rows_per_call: int = 300) -> Rows:
+def site(rows_per_call: int = 300) -> MemoryStore:
     """Return a store in which SITE is published."""
-    store = Rows(rows_per_call)
+    store = MemoryStore(rows_per_call=rows_per_call)
     run(lambda: publish_source(store, SITE))
     return store
 
@@ -37,12 +38,12 @@ def chunk(path: str, index: int = 0) -> str:
     return f"{page_version(path, SITE[path]).hex()}:{index}"
 
 
-def put(store: Rows, id: str, document: str) -> None:
+def put(store: MemoryStore, id: str, document: str) -> None:
     """Replace the document of a stored record."""
     store.rows[id] = dataclasses.replace(store.rows[id], document=document)
 
 
-def clean(store: Rows) -> Report:
+def clean(store: MemoryStore) -> Report:
     """Return the report of a store in which SITE is whole."""
     root = decode_root(store.rows[ROOT_ID].document)
     size = sum(map(len, SITE.values()))
@@ -97,7 +98,7 @@ def test_each_damage_is_named_by_its_page() -> None:
 
 def test_entries_that_cannot_be_shown_are_problems() -> None:
     """What the tree itself gets wrong is in the same list, and counts as a page."""
-    store = Rows()
+    store = MemoryStore()
     good = plan({"good": b"g"})[0].entry
     record = {"isPublic": True, "v": good.version.hex(), "n": 1, "size": 1, "mtime": 5}
     tree = {"../up": record, "good": record, "worse": 7}
@@ -111,7 +112,7 @@ def test_entries_that_cannot_be_shown_are_problems() -> None:
     )
 
 
-def publish_tree(store: Rows, tree: dict[str, object]) -> None:
+def publish_tree(store: MemoryStore, tree: dict[str, object]) -> None:
     """Store a tree that no publisher would write."""
     canonical = orjson.dumps(tree)
     parts, digest = split_tree(canonical)
@@ -131,7 +132,7 @@ def publish_tree(store: Rows, tree: dict[str, object]) -> None:
 
 def test_collisions_are_reported_and_are_no_problem() -> None:
     """A page and a directory of one name: the report says what an unrestricted mount shows."""
-    store = Rows()
+    store = MemoryStore()
     run(lambda: publish_source(store, {"a": b"1", "a/b": b"2"}))
     report = run(lambda: verify(store))
     assert (report.ok, report.renamed) == (True, (("a", "a~page"),))
@@ -139,7 +140,7 @@ def test_collisions_are_reported_and_are_no_problem() -> None:
 
 def test_records_that_the_tree_does_not_need_are_counted() -> None:
     """Chunks and parts of replaced trees are orphans; records of no format of ours are foreign."""
-    store = Rows()
+    store = MemoryStore()
     run(lambda: publish_source(store, {"old": BIG}))
     run(lambda: publish_source(store, SITE))
     store.rows["note-1"] = Row("note-1", "text", {}, VECTOR)
@@ -149,7 +150,7 @@ def test_records_that_the_tree_does_not_need_are_counted() -> None:
 
 def test_a_tree_replaced_meanwhile_is_read_again() -> None:
     """Pages collected because a new tree was published are no damage: the new tree is verified."""
-    store = Rows()
+    store = MemoryStore()
     run(lambda: publish_source(store, {"old": b"old"}))
 
     async def replace(call: Call) -> None:
@@ -161,7 +162,7 @@ def test_a_tree_replaced_meanwhile_is_read_again() -> None:
 
 def test_a_tree_that_is_always_replaced_is_reported_as_it_was() -> None:
     """After three trees the last one is reported; verifying ends."""
-    store = Rows()
+    store = MemoryStore()
     run(lambda: publish_source(store, {"0": b"0"}))
 
     async def replace(call: Call) -> None:
@@ -175,7 +176,7 @@ def test_a_tree_that_is_always_replaced_is_reported_as_it_was() -> None:
 def test_what_cannot_be_verified_at_all_is_an_error() -> None:
     """No root, a lost part, an unreachable store: an exception, not a report."""
     with pytest.raises(NotPublished):
-        run(lambda: verify(Rows()))
+        run(lambda: verify(MemoryStore()))
     store = site()
     part = decode_root(store.rows[ROOT_ID].document).part_ids()[0]
     kept = store.rows.pop(part)

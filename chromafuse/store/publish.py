@@ -27,7 +27,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ..errors import (
     ChromafuseError,
@@ -49,6 +49,8 @@ from ..model.records import (
     page_version,
     split_tree,
 )
+from .embedding import Embedder as Embedder  # the type of publish()'s argument, for its callers
+from .embedding import check_embedding
 from .garbage import dead_ids, is_ours, load_condemned, old_locks, store_condemned
 from .lock import Lock, hold_lock
 from .protocol import Row, Store, Vector
@@ -66,24 +68,6 @@ _ROUNDS = 3  # times that missing chunks are written before the store counts as 
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done ("write", "check", "collect"), how much of it is done, and of how much."""
-
-
-class Embedder(Protocol):
-    """Makes the vector of a document. `name` and `dimension` are stored with the tree."""
-
-    @property
-    def name(self) -> str:
-        """The name that the root record keeps."""
-        ...
-
-    @property
-    def dimension(self) -> int:
-        """The length of every vector."""
-        ...
-
-    async def embed(self, documents: Sequence[str]) -> list[Vector]:
-        """Return one vector for each document, in order."""
-        ...
 
 
 class TreeChanged(ChromafuseError):
@@ -151,7 +135,7 @@ async def publish(
     """
     draft = _Draft.of(pages, embedder)
     current = await find_root(store)
-    _check_embedding(current, embedder)
+    check_embedding(await store.info(), current.embedding if current else None, embedder)
     if (
         current is not None
         and current.sha256 == draft.root.sha256
@@ -171,15 +155,6 @@ def _changed(expected: Root | None, current: Root | None) -> str:
         f"generation {root.generation}" if root else "nothing" for root in (expected, current)
     )
     return f"planned against {planned}, but {found} is published"
-
-
-def _check_embedding(current: Root | None, embedder: Embedder) -> None:
-    wanted = (embedder.name, embedder.dimension)
-    if current is not None and (current.embedding, current.dimension) != wanted:
-        raise UserError(
-            f"the collection was embedded with {current.embedding!r} ({current.dimension} dimensions), "
-            f"not {wanted[0]!r} ({wanted[1]}); use the same --embed, or another --collection"
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Publishing in tests: sources in memory, a store in memory that a test can steer, and what is published.
+"""Publishing in tests: sources in memory, any store steered by a test, and what is published.
 
 `Steered` wraps any store and hands every call to a function of the test before the call is made; the
 function may raise, wait, or change the store. A store behind a `Dying` one is what a killed process leaves.
@@ -14,7 +14,8 @@ from trio.testing import MockClock
 
 from chromafuse.model import access
 from chromafuse.model.records import ROOT_ID, Root, TreeEntry, cut, decode_tree, page_version
-from chromafuse.store.protocol import CollectionInfo, Row, Store, Vector
+from chromafuse.store.embedding import ConstantEmbedder
+from chromafuse.store.protocol import CollectionInfo, Row, Store
 from chromafuse.store.publish import PlannedPage, Published, find_root, publish
 from chromafuse.store.reader import load_pages, load_root, load_tree
 
@@ -26,57 +27,6 @@ WRITES = ("add", "upsert", "delete")
 def run(main: Callable[[], Awaitable[T]]) -> T:
     """Run `main` under trio with a clock that jumps as soon as everything waits."""
     return trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
-class Constant:
-    """The embedding that says nothing."""
-
-    name = "none"
-    dimension = 3
-
-    async def embed(self, documents: Sequence[str]) -> list[Vector]:
-        return [(1.0, 0.0, 0.0)] * len(documents)
-
-
-class Rows:
-    """A store in memory. Every call is a checkpoint; a call is atomic."""
-
-    def __init__(self, rows_per_call: int = 300) -> None:
-        self.rows: dict[str, Row] = {}
-        self.rows_per_call = rows_per_call
-
-    async def info(self) -> CollectionInfo:
-        await trio.lowlevel.checkpoint()
-        return CollectionInfo("1", "docs", None, None)
-
-    async def get(self, ids: Collection[str]) -> dict[str, Row]:
-        await trio.lowlevel.checkpoint()
-        return {id: self.rows[id] for id in ids if id in self.rows}
-
-    async def existing(self, ids: Collection[str]) -> set[str]:
-        await trio.lowlevel.checkpoint()
-        return {id for id in ids if id in self.rows}
-
-    async def list_ids(self) -> list[str]:
-        await trio.lowlevel.checkpoint()
-        return sorted(self.rows, key=hash)  # in no order
-
-    async def add(self, rows: Sequence[Row]) -> None:
-        await trio.lowlevel.checkpoint()
-        for row in rows:
-            assert len(row.embedding) == Constant.dimension
-            self.rows.setdefault(row.id, row)
-
-    async def upsert(self, rows: Sequence[Row]) -> None:
-        await trio.lowlevel.checkpoint()
-        for row in rows:
-            assert len(row.embedding) == Constant.dimension
-            self.rows[row.id] = row
-
-    async def delete(self, ids: Collection[str]) -> None:
-        await trio.lowlevel.checkpoint()
-        for id in ids:
-            self.rows.pop(id, None)
 
 
 class Call:
@@ -190,7 +140,7 @@ def _entry(path: str, data: bytes, grants: access.Access, mtime_ns: int) -> Tree
 async def publish_source(store: Store, source: Source, **options: float) -> Published:
     """Publish `source` over what is published now."""
     expected = await find_root(store)
-    return await publish(store, Constant(), plan(source), expected=expected, **options)  # type: ignore[arg-type]
+    return await publish(store, ConstantEmbedder(), plan(source), expected=expected, **options)  # type: ignore[arg-type]
 
 
 async def published_source(store: Store) -> dict[str, bytes]:
