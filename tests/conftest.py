@@ -19,6 +19,7 @@ import hypothesis
 import pytest
 
 from tests.support import session
+from tests.support.chroma_server import chroma_server  # noqa: F401 - a fixture for every module
 from tests.support.logguard import LogGuard
 from tests.support.waiting import wait_for
 

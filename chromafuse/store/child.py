@@ -253,6 +253,7 @@ class Worker:
                     await self._start(nursery)
                 assert self._child is not None
                 job.reply = await self._child.exchange(job.request)
+                job.error = None  # of an earlier attempt
                 return
             except StoreError as exc:
                 job.error = _labelled(exc, self._label)

@@ -112,19 +112,27 @@ class _Http:
 
     async def _once(self, method: str, path: str, content: bytes | None) -> tuple[int, bytes]:
         async with self._client.stream(method, path, content=content) as response:
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise StoreError(f"{self._label}: an answer compressed without being asked for")
+            if int(response.headers.get("content-length", 0)) > ANSWER_MAX:
+                raise self._endless()
             data = bytearray()
-            async for part in response.aiter_bytes():
+            async for part in response.aiter_raw():
                 data += part
                 if len(data) > ANSWER_MAX:
-                    raise StoreError(f"{self._label}: an answer of over {ANSWER_MAX >> 20} MiB")
+                    raise self._endless()
             return response.status_code, bytes(data)
+
+    def _endless(self) -> StoreError:
+        return StoreError(f"{self._label}: an answer of over {ANSWER_MAX >> 20} MiB")
 
     def _judge_transport(self, exc: httpx.TransportError, elapsed: float) -> None:
         """Raise what a failed connection means, or return for another attempt."""
-        reason = str(exc) or type(exc).__name__
-        if "CERTIFICATE_VERIFY_FAILED" in reason:
+        cause = _cause(exc)
+        reason = str(cause) or type(exc).__name__
+        if isinstance(cause, ssl.SSLCertVerificationError):
             raise StoreUnavailable(
-                f"{self._label}: its TLS certificate is not valid ({reason})"
+                f"{self._label}: its TLS certificate is not valid ({cause.verify_message})"
             ) from exc
         if elapsed >= REFUSED_FOR or isinstance(exc, httpx.UnsupportedProtocol):
             raise StoreUnavailable(f"{self._label}: {reason}") from exc
@@ -155,6 +163,19 @@ class _Http:
         raise StoreRejected(reason)
 
 
+def _cause(exc: BaseException) -> BaseException:
+    """Return the error below httpx's wrappers that says most: the system's own, or TLS's."""
+    best = exc
+    below = exc.__cause__ or exc.__context__
+    while below is not None:
+        if isinstance(below, BaseExceptionGroup):
+            below = below.exceptions[0]
+        if isinstance(below, OSError) and str(below):
+            best = below
+        below = below.__cause__ or below.__context__
+    return best
+
+
 def _message(data: bytes) -> str:
     """Return the one line of an error answer that says what is wrong."""
     try:
@@ -171,6 +192,9 @@ class ServerStore:
         self._http = http
         self._location = location
         self._rows = rows_per_call or CLOUD_ROWS
+        self._ask_limit = (
+            rows_per_call is None and not location.is_cloud
+        )  # Cloud itself says too much
         self._whole_listing = False
         self._base = (
             f"/api/v2/tenants/{quote(location.tenant, safe='')}"
@@ -188,7 +212,7 @@ class ServerStore:
         if create:
             await self._create()
         await self.info()
-        if not self._location.is_cloud:
+        if self._ask_limit:
             await self._learn_limit()
 
     async def _create(self) -> None:
@@ -213,15 +237,14 @@ class ServerStore:
             ) from exc
 
     async def _learn_limit(self) -> None:
-        """Take larger batches where the server says it allows them; Cloud itself says too much."""
+        """Take larger batches where the server says it allows them."""
         try:
             answer = await self._http.call("GET", "/api/v2/pre-flight-checks")
             limit = int(answer["max_batch_size"])
         except (_NotFound, StoreRejected, KeyError, TypeError, ValueError):
             return  # an optional part of the interface
+        self._rows = min(max(limit, 1), SERVER_ROWS)
         self._whole_listing = limit >= SERVER_ROWS
-        if self._rows == CLOUD_ROWS and limit > CLOUD_ROWS:
-            self._rows = min(limit, SERVER_ROWS)
 
     async def info(self) -> CollectionInfo:
         """Describe the collection that has the name now."""
@@ -275,12 +298,10 @@ class ServerStore:
     async def _get_confirmed(self, batch: Sequence[str]) -> dict[str, Row]:
         """Ask again for what is missing of a partial answer: it may have been cut off by a limit."""
         rows = await self._get(batch)
-        while rows and len(rows) < len(batch):
-            more = await self._get([id for id in batch if id not in rows])
-            if not more:
-                break
-            log.warning("%s: an answer was cut short; asked again", self._location.url)
-            rows |= more
+        last = rows
+        while last and len(rows) < len(batch):
+            last = await self._get([id for id in batch if id not in rows])
+            rows |= last
         return rows
 
     async def _get(self, batch: Sequence[str]) -> dict[str, Row]:
@@ -388,6 +409,7 @@ class ServerStore:
         if smaller < self._rows:
             log.info("%s: at most %d rows a request from now on", self._location.url, smaller)
             self._rows = smaller
+            self._whole_listing = False
 
     # -- writing ------------------------------------------------------------------------------------
 

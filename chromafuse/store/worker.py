@@ -50,6 +50,11 @@ _EXPLAINED = (
     ("database is locked", "unavailable", "another process holds its lock"),
     ("no space left", "failed", "the disk is full"),
     ("database or disk is full", "failed", "the disk is full"),
+    (
+        "unapplied migrations",
+        "failed",
+        "an older version of Chroma wrote it; an ingest upgrades it",
+    ),
     ("migration", "failed", "it was written by another version of Chroma"),
     ("no such column", "failed", "it was written by another version of Chroma"),
     ("no such table", "failed", "it was written by another version of Chroma"),
@@ -80,7 +85,7 @@ class Engine:
         self._where = (request["tenant"], request["database"])
         create: bool = request["create"]
         self._make_directory(create)
-        self._bindings = _bindings(self._path)
+        self._bindings = _bindings(self._path, migrate=create)
         self._id = ""
         self._resolve(create)
 
@@ -162,16 +167,20 @@ class Engine:
         self._bound(lambda id: self._bindings.delete(id, ids, None, None, None, *self._where))
 
 
-def _bindings(path: Path) -> Any:
-    """Open the engine on `path`; this writes (migrations) and waits for other processes' locks."""
+def _bindings(path: Path, *, migrate: bool) -> Any:
+    """Open the engine on `path`; this waits for other processes' locks, and for write permission.
+
+    Only a writer upgrades an older store, since the Chroma that made it cannot open it afterwards.
+    """
     import chromadb_rust_bindings as engine  # type: ignore[import-untyped]
 
     try:
+        modes = engine.MigrationMode
         return engine.Bindings(
             allow_reset=False,
             sqlite_db_config=engine.SqliteDBConfig(
                 hash_type=engine.MigrationHash.MD5,
-                migration_mode=engine.MigrationMode.Apply,
+                migration_mode=modes.Apply if migrate else modes.Validate,
                 url=str(path / "chroma.sqlite3"),
             ),
             persist_path=str(path),

@@ -8,8 +8,11 @@ Concurrency: a thread a connection; the log is appended to only.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -103,10 +106,16 @@ def _predicates(where: Any) -> int:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one segment
     proxy: QuotaProxy
 
     def log_message(self, format: str, *args: Any) -> None:
         """Keep the test's output clean; `QuotaProxy.log` is the log."""
+
+    def finish(self) -> None:
+        """Close; what is left in the buffer of a client that is gone does not matter."""
+        with contextlib.suppress(ConnectionError):
+            super().finish()
 
     def do_GET(self) -> None:
         self._serve(None)
@@ -123,7 +132,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(answer)))
         self.end_headers()
-        self.wfile.write(answer)
+        with contextlib.suppress(ConnectionError):  # a client may give up
+            self.wfile.write(answer)
+            self.wfile.flush()
 
     def _answer(self, action: str, body: dict[str, Any], data: bytes | None) -> Answer:
         proxy = self.proxy
@@ -161,13 +172,37 @@ def _error(status: int, name: str, message: str) -> Answer:
     return status, json.dumps({"error": name, "message": message}).encode()
 
 
+class _Server(ThreadingHTTPServer):
+    """Ends its connections when it ends: it stands for a server that can be gone."""
+
+    daemon_threads = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._connections: list[socket.socket] = []
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.append(request)
+        super().process_request(request, client_address)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client may give up at any point; anything else is the test's own fault and is shown."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
 @contextmanager
-def running_proxy(upstream: str) -> Iterator[QuotaProxy]:
-    """Run a proxy before the server `upstream`."""
+def running_proxy(upstream: str, port: int = 0) -> Iterator[QuotaProxy]:
+    """Run a proxy before the server `upstream`, on a port of its own or on `port`."""
     proxy = QuotaProxy(upstream)
     handler = type("Handler", (_Handler,), {"proxy": proxy})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
+    with _Server(("127.0.0.1", port), handler) as server:
         proxy.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
