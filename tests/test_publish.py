@@ -199,10 +199,12 @@ def test_another_embedding_is_refused() -> None:
 def test_a_tree_that_was_not_planned_against_is_not_replaced() -> None:
     """The caller's guards hold against the root it names; any other is TreeChanged, before the lock."""
     store = store_with(OLD)
-    main = lambda: publish(store, ConstantEmbedder(), plan(NEW), expected=None)  # noqa: E731
+    steered = Steered(store)
+    main = lambda: publish(steered, ConstantEmbedder(), plan(NEW), expected=None)  # noqa: E731
     assert incident(store, TreeChanged, main) == (
         "planned against nothing, but generation 1 is published"
     )
+    assert steered.writes == []
 
 
 def test_a_page_that_changes_after_planning_stops_the_run() -> None:
@@ -313,7 +315,7 @@ def test_a_cancelled_writer_gives_the_lock_back() -> None:
 def test_replaced_pages_stay_for_the_grace_time() -> None:
     """What a tree no longer names is deleted by the first run that finds it condemned for the grace time."""
     store = store_with(OLD)
-    moment = 1_000.0
+    moment = 1_000.9
     old_ids = set(store.rows) - {ROOT_ID}
 
     def step(number: int) -> Published:
@@ -326,10 +328,10 @@ def test_replaced_pages_stay_for_the_grace_time() -> None:
 
     shared = needed_ids(run_root(store), NEW) & old_ids - set(run_root(store).part_ids())
     assert step(1).collected == 0
-    moment = 1_599.0
+    moment = 1_600.8
     assert step(2).collected == 0
     assert old_ids <= set(store.rows)
-    moment = 1_600.0
+    moment = 1_601.0  # times are kept in whole seconds, never earlier ones
     assert step(3).collected == len(old_ids - shared)
     assert old_ids & set(store.rows) == shared
 
@@ -417,6 +419,34 @@ def test_a_damaged_list_of_the_condemned_only_delays() -> None:
     done = run(lambda: publish_source(store, {"x": b"x"}))
     assert done.collected == 0
     assert len(run(lambda: garbage.load_condemned(store, list(store.rows))).times) == 8
+
+
+def test_a_name_condemned_twice_keeps_the_later_time() -> None:
+    """Where a killed writer left a name in two records, the grace counts from the later time."""
+    store = MemoryStore()
+    for k, time in enumerate([7, 9, 8]):
+        id = f"__condemned__:{k}"
+        store.rows[id] = Row(id, f'{{"{"a" * 32}":{time}}}', {}, VECTOR)
+    found = run(lambda: garbage.load_condemned(store, list(store.rows)))
+    assert found.times == {"a" * 32: 9.0}
+
+
+def test_records_of_the_condemned_that_stay_as_they_are_are_not_written() -> None:
+    """More condemned names go behind the older ones; only the record that changes is written."""
+    steered = Steered(MemoryStore())
+    times = {f"{n:032x}": 1_000 + n for n in range(500)}
+
+    async def main() -> None:
+        nothing = garbage.Condemned({}, {})
+        stored = await garbage.store_condemned(steered, nothing, times, VECTOR)
+        more = {**times, "f" * 32: 9_999}
+        await garbage.store_condemned(steered, stored, more, VECTOR)
+
+    run(main)
+    assert [call.ids for call in steered.writes] == [
+        ["__condemned__:0", "__condemned__:1"],
+        ["__condemned__:1"],
+    ]
 
 
 @hypothesis.given(
@@ -587,6 +617,83 @@ def test_a_beat_that_fails_does_not_lose_the_lock() -> None:
     failing, beats = range(1, 9), itertools.count()
     with pytest.raises(LockLost, match="took no sign of life from this writer for 15 s"):
         run(lambda: hold(29))
+
+
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        (lock_id(3), r"^another writer \(rival:1:x\) took this one for dead and took over$"),
+        (lock_id(9), r"^another writer \(rival:1:x\) took this one for dead and took over$"),
+        (lock_id(2), r"^another writer took this one for dead and took over$"),
+        (ROOT_ID, r"^another writer has published meanwhile$"),
+    ],
+)
+def test_nothing_is_published_once_another_writer_has_come(planted: str, message: str) -> None:
+    """A higher lock, a lock of ours with another owner, another root: seen before the flip, LockLost."""
+    store = store_with(OLD)
+
+    async def plant(call: Call) -> None:
+        if call.method == "existing":
+            store.rows[planted] = Row(planted, '{"owner":"rival:1:x","beat":1}', {}, VECTOR)
+
+    steered = Steered(store, plant)
+    with pytest.raises(LockLost, match=message):
+        run(lambda: publish_source(steered, NEW))
+    assert not any(call.flips for call in steered.calls)
+
+
+@pytest.mark.expect_log("for the next run: another writer (rival:1:x) took this one for dead")
+def test_nothing_is_collected_once_another_writer_has_come() -> None:
+    """A higher lock after the flip ends the collection before it deletes anything."""
+    store = store_with(OLD)
+
+    async def plant(call: Call) -> None:
+        if call.flips:
+            id = lock_id(3)
+            store.rows[id] = Row(id, '{"owner":"rival:1:x","beat":1}', {}, VECTOR)
+
+    done = run(lambda: publish_source(Steered(store, plant), NEW, grace=0))
+    assert done.collected == 0
+    assert needed_ids(run_root(store_with(OLD)), OLD) <= set(store.rows)
+
+
+def test_a_store_too_slow_for_the_lease_publishes_nothing() -> None:
+    """The flip is sent with two thirds of the lease left, or not at all."""
+    store = store_with(OLD)
+
+    async def slow(call: Call) -> None:
+        if call.method == "upsert" and call.ids == [lock_id(2)]:
+            await trio.sleep(5.1)
+        if call.method == "get" and {lock_id(2), lock_id(3)} <= set(call.ids):
+            await trio.sleep(5.1)
+
+    with pytest.raises(LockLost, match="the store answers too slowly to publish safely"):
+        run(lambda: publish_source(Steered(store, slow), NEW, lease=15))
+    assert run(lambda: published_source(store)) == OLD
+
+
+def test_no_beat_lands_after_the_lock_was_given_back() -> None:
+    """A writer cancelled in a beat waits for it: a store may carry out a call whose caller is gone."""
+    store = MemoryStore()
+
+    async def main() -> None:
+        async def land_late(call: Call) -> None:
+            if call.method == "upsert":
+                server.start_soon(land, call)
+                scope.cancel()
+                await trio.sleep(2)
+
+        async def land(call: Call) -> None:
+            await trio.sleep(1)
+            await store.upsert(call.items)  # type: ignore[arg-type]
+
+        async with trio.open_nursery() as server:
+            with trio.CancelScope() as scope:
+                async with hold_lock(Steered(store, land_late), VECTOR, lease=15, wait=1):
+                    await trio.sleep_forever()
+
+    run(main)
+    assert store.rows == {}
 
 
 # -- a writer that stands still while another takes over

@@ -148,13 +148,14 @@ def test_records_that_the_tree_does_not_need_are_counted() -> None:
     assert run(lambda: verify(store)) == expected
 
 
-def test_a_tree_replaced_meanwhile_is_read_again() -> None:
-    """Pages collected because a new tree was published are no damage: the new tree is verified."""
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_tree_replaced_meanwhile_is_read_again(number: int) -> None:
+    """Parts and pages collected because a new tree was published are no damage: the new tree is verified."""
     store = MemoryStore()
     run(lambda: publish_source(store, {"old": b"old"}))
 
     async def replace(call: Call) -> None:
-        if call.number == 3:
+        if call.number == number:
             await publish_source(store, SITE, grace=0)
 
     assert run(lambda: verify(Steered(store, replace))) == clean(store)
@@ -198,3 +199,12 @@ def test_progress_counts_the_pages() -> None:
     store = site(4)
     run(lambda: verify(store, progress=lambda *step: seen.append(step)))
     assert seen == [("verify", n, 5) for n in (0, 1, 2, 5)]
+
+
+def test_pages_without_chunks_are_counted_in_steps_too() -> None:
+    """A thousand empty pages are no single step."""
+    seen: list[int] = []
+    store = MemoryStore(rows_per_call=2)
+    run(lambda: publish_source(store, {f"{n}": b"" for n in range(5)}))
+    run(lambda: verify(store, progress=lambda stage, done, total: seen.append(done)))
+    assert seen == [0, 2, 4, 5]
