@@ -30,6 +30,9 @@ import zstandard
 
 from ..errors import RecordDamaged, UnknownFormat
 from . import access, names
+from .entry import MTIME_UNKNOWN as MTIME_UNKNOWN
+from .entry import TreeEntry as TreeEntry
+from .entry import chunk_ids as chunk_ids
 
 FORMAT = 1
 CUTTER = 1  # version of `cut`; part of every page version, so a new cutter never reuses a chunk id
@@ -40,31 +43,7 @@ CHUNK_MAX = 16_000  # bytes of UTF-8; Chroma Cloud refuses documents over 16,384
 BINARY_CHUNK = 12_000  # raw bytes; 16,000 characters of base64
 PART_SIZE = 16_000  # characters of base64 in one part of a tree
 TREE_MAX = 1 << 30  # bytes of canonical JSON; a bound against decompression bombs
-MTIME_UNKNOWN = 1_000_000_000  # ns
 _INT64 = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class TreeEntry:
-    """One page of a tree: its full path as shown, who may see it, and which bytes it has."""
-
-    path: str
-    access: access.Access
-    version: bytes  # 16 bytes
-    chunks: int
-    size: int  # bytes
-    mtime_ns: int
-
-    @property
-    def suffix(self) -> str:
-        """The part of the last name from its last dot on, or the empty string."""
-        name = self.path.rpartition("/")[2]
-        stem, dot, suffix = name.rpartition(".")
-        return dot + suffix if stem else ""
-
-    def chunk_ids(self) -> list[str]:
-        """Return the ids of the page's chunks, in order."""
-        return chunk_ids(self.version, self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +95,6 @@ def page_version(path: str, data: bytes) -> bytes:
     digest.update(b"\0")
     digest.update(data)
     return digest.digest()[:16]
-
-
-def chunk_ids(version: bytes, count: int) -> list[str]:
-    """Return the ids of the `count` chunks of page version `version`, in order."""
-    prefix = version.hex()
-    return [f"{prefix}:{i}" for i in range(count)]
 
 
 # -- cutting and joining -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from . import names
-from .records import MTIME_UNKNOWN, TreeEntry
+from .entry import MTIME_UNKNOWN, TreeEntry
 
 ROOT_INODE = 1
 DIRECTORY = (1 << 64) - 1  # in the size column: the node is a directory
