@@ -173,11 +173,13 @@ def _find_token(location: StoreLocation, env: Mapping[str, str]) -> tuple[str | 
     if location.token_file is not None:
         try:
             with open(location.token_file, "rb") as file:
-                return file.read(_TOKEN_MAX).decode("latin-1").strip(), location.token_file
+                data = file.read(_TOKEN_MAX + 1)
         except OSError as exc:
             raise UserError(
                 f"cannot read the token file {location.token_file}: {exc.strerror}"
             ) from exc
+        token = data.decode("latin-1").strip() if len(data) <= _TOKEN_MAX else ""
+        return token, location.token_file
     for name in _TOKEN_VARIABLES:
         if env.get(name):
             return env[name].strip(), name

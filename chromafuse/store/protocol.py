@@ -4,8 +4,10 @@ Two implementations, `embedded` and `server`, are held to one contract suite (te
 Nothing here searches by metadata: pages are fetched by id, which is 4-8 times faster in Chroma and works
 within every quota.
 
-Concurrency: a store serves any number of trio tasks at once. Every call ends within the store's deadline
-and may be cancelled; a cancelled write may or may not have happened.
+Concurrency: a store serves any number of trio tasks at once. A call is made of requests of at most
+`rows_per_call` rows; one request is atomic and ends within the store's deadline, repetitions included, and
+so does a call of one request. Every call may be cancelled; a cancelled or failed write may have happened,
+in part when it was several requests.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ Vector = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One stored record. `embedding` is needed for writing; it is never read back."""
+    """One stored record. `embedding` is needed for writing; it is never read back.
+
+    Reading gives the scalar metadata only, and "" for a row that was stored without a document: others'
+    rows may hold lists or no text, ours never do.
+    """
 
     id: str
     document: str
@@ -70,7 +76,10 @@ class Store(Protocol):
         ...
 
     async def upsert(self, rows: Sequence[Row]) -> None:
-        """Write `rows`, replacing what exists. One row is atomic; two rows are not."""
+        """Write `rows`, replacing documents and the metadata keys that are named.
+
+        Chroma merges metadata: a key that the new row lacks keeps its old value.
+        """
         ...
 
     async def delete(self, ids: Collection[str]) -> None:

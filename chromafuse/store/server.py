@@ -84,6 +84,23 @@ class _Busy(StoreUnavailable):
     """The server asks to come back later; it does so for as long as the deadline lets it."""
 
 
+class _Body(httpx.AsyncByteStream):
+    """A request's body in one piece. httpx's own is an asynchronous generator, which a cancelled request
+    leaves behind unfinished; trio warns of each.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._parts = iter((data,))
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        for part in self._parts:
+            return part
+        raise StopAsyncIteration
+
+
 class _Http:
     """Requests to one server: authentication, deadline, repetition, and statuses as exceptions."""
 
@@ -95,23 +112,31 @@ class _Http:
     async def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the decoded answer; end within the deadline, all repetitions included."""
         content = None if body is None else orjson.dumps(body)
-        started = trio.current_time()
+        broken_since: float | None = None
         with within(self._deadline, self._label):
             for attempt in itertools.count(1):
                 try:
                     return self._result(*await self._once(method, path, content))
                 except httpx.TransportError as exc:
-                    self._judge_transport(exc, trio.current_time() - started)
+                    now = trio.current_time()
+                    broken_since = broken_since or now
+                    self._judge_transport(exc, now - broken_since)
                 except _Busy:
-                    pass
+                    broken_since = None
                 except StoreUnavailable:
+                    broken_since = None
                     if attempt >= ATTEMPTS:
                         raise
-                await trio.sleep(pause_before(attempt))
+                # A connection that fails is tried often and not for long.
+                await trio.sleep(pause_before(min(attempt, 2) if broken_since else attempt))
         raise AssertionError("unreachable: the loop returns or raises")
 
     async def _once(self, method: str, path: str, content: bytes | None) -> tuple[int, bytes]:
-        async with self._client.stream(method, path, content=content) as response:
+        request = self._client.build_request(method, path, content=content)
+        if content is not None:
+            request.stream = _Body(content)
+        response = await self._client.send(request, stream=True)
+        try:
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise StoreError(f"{self._label}: an answer compressed without being asked for")
             if int(response.headers.get("content-length", 0)) > ANSWER_MAX:
@@ -122,11 +147,13 @@ class _Http:
                 if len(data) > ANSWER_MAX:
                     raise self._endless()
             return response.status_code, bytes(data)
+        finally:
+            await response.aclose()
 
     def _endless(self) -> StoreError:
         return StoreError(f"{self._label}: an answer of over {ANSWER_MAX >> 20} MiB")
 
-    def _judge_transport(self, exc: httpx.TransportError, elapsed: float) -> None:
+    def _judge_transport(self, exc: httpx.TransportError, broken_for: float) -> None:
         """Raise what a failed connection means, or return for another attempt."""
         cause = _cause(exc)
         reason = str(cause) or type(exc).__name__
@@ -134,7 +161,7 @@ class _Http:
             raise StoreUnavailable(
                 f"{self._label}: its TLS certificate is not valid ({cause.verify_message})"
             ) from exc
-        if elapsed >= REFUSED_FOR or isinstance(exc, httpx.UnsupportedProtocol):
+        if broken_for >= REFUSED_FOR or isinstance(exc, httpx.UnsupportedProtocol):
             raise StoreUnavailable(f"{self._label}: {reason}") from exc
 
     def _result(self, status: int, data: bytes) -> Any:
