@@ -1,0 +1,209 @@
+"""The life of one view: get the tree, mount, serve, unmount.
+
+    SIGTERM, SIGINT, SIGHUP, supervisor gone   unmount; exit 0. A mount in use is given a moment, then taken
+                                               away lazily; a second signal skips the moment.
+    umount from outside                        exit 0
+    a bug, or an aborted connection            exit 1 and the mount stays, dead (ENOTCONN): an empty
+                                               directory would look as if there were no pages
+
+Concurrency: one trio thread. The tasks: control lines, signals, one link at a time, and pyfuse3's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyfuse3
+import trio
+
+from ..errors import ChromafuseError, UserError
+from . import mounting
+from .attributes import Owner
+from .control import ControlFiles, Facts
+from .link import DEADLINE, Held, Link
+from .ops import Operations
+from .supervision import HubLink, Supervision
+
+log = logging.getLogger(__name__)
+
+MODE = "stock"
+GRACE = 1.0  # s that a mount in use is served on after it was told to end
+MAX_TASKS = 256  # requests in flight; FORGET and LOOKUP wait where reads take up all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the supervisor starts a view with."""
+
+    control_fd: int
+    mountpoint: str
+    allow_other: bool
+    deadline: float
+
+
+class ConnectionAborted(Exception):
+    """The kernel ended the session of a mount that is still there."""
+
+
+class Process:
+    """One view."""
+
+    def __init__(self, options: Options) -> None:
+        self.exit_code = 0
+        self._options = options
+        self._point = os.path.realpath(options.mountpoint)
+        self._supervision = Supervision(options.control_fd)
+        self._link = Link(deadline_under_kernel(options.deadline))
+        self._ops: Operations | None = None
+        self._end = trio.Event()
+        self._hurry = trio.Event()
+
+    async def run(self) -> None:
+        """Live from the first line of the supervisor to the end of the mount."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._take_signals)
+            nursery.start_soon(self._take_messages, nursery)
+            held = await self._first_tree()
+            if held is not None and (mounted := await self._mount(held)) is not None:
+                await self._serve(mounted)
+            nursery.cancel_scope.cancel()
+
+    async def _first_tree(self) -> Held | None:
+        """Wait for the hub's tree, or for the order to end."""
+        held: Held | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_at_end, nursery.cancel_scope)
+            try:
+                held = await self._link.held()
+            except ChromafuseError as exc:
+                await self._fail(f"the hub's answer cannot be used: {exc}")
+            nursery.cancel_scope.cancel()
+        return held
+
+    async def _mount(self, held: Held) -> mounting.Mounted | None:
+        snapshot, owner = held.snapshot, Owner(os.getuid(), os.getgid())
+        facts = Facts(held.digest, sum(1 for _ in snapshot.pages()), MODE)
+        mtime_ns = snapshot.mtime_ns(pyfuse3.ROOT_INODE)
+        control = ControlFiles(facts, lambda: self._link.backend_up, owner, mtime_ns)
+        self._ops = Operations(snapshot, control, self._link, owner)
+        gc.collect()
+        gc.freeze()  # what is there now stays to the end
+        try:
+            return mounting.mount(self._ops, self._point, allow_other=self._options.allow_other)
+        except UserError as exc:
+            await self._fail(str(exc))
+            return None
+
+    async def _serve(self, mounted: mounting.Mounted) -> None:
+        assert self._ops is not None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._announce, self._ops)
+                nursery.start_soon(self._unmount_at_end, mounted)
+                await pyfuse3.main(max_tasks=MAX_TASKS)
+                nursery.cancel_scope.cancel()
+        except BaseException:
+            pyfuse3.close(unmount=False)
+            raise
+        there = mounting.is_there(mounted)
+        asked = self._end.is_set()
+        # Only what is ours: after an unmount from outside somebody else's may be at the same place.
+        pyfuse3.close(unmount=there and asked)
+        if there and not asked:
+            raise ConnectionAborted(
+                f"{mounted.point}: the kernel ended the session; the mount is dead"
+            )
+
+    async def _announce(self, ops: Operations) -> None:
+        await ops.started.wait()
+        await self._supervision.tell("mounted", mode=MODE)
+
+    async def _unmount_at_end(self, mounted: mounting.Mounted) -> None:
+        await self._end.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_at_hurry, nursery.cancel_scope)
+            await mounting.unmount_within(mounted, GRACE)
+            nursery.cancel_scope.cancel()
+        self._link.stop()
+        pyfuse3.terminate()
+
+    async def _take_messages(self, nursery: trio.Nursery) -> None:
+        try:
+            async for message in self._supervision.messages():
+                if isinstance(message, HubLink):
+                    nursery.start_soon(self._link.serve, message.stream)
+                elif message.about == "counters":
+                    await self._tell_counters()
+                else:
+                    log.error("the supervisor asks for %r, which is unknown here", message.about)
+        except ChromafuseError:
+            log.exception("the supervisor's lines cannot be read; unmounting")
+        self._end.set()
+
+    async def _tell_counters(self) -> None:
+        counters = self._ops.counters if self._ops is not None else None
+        requests = dict(counters.requests) if counters else {}
+        await self._supervision.tell("counters", **requests, bugs=counters.bugs if counters else 0)
+
+    async def _take_signals(
+        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            task_status.started()
+            async for _ in signals:
+                if self._end.is_set():
+                    self._hurry.set()
+                self._end.set()
+
+    async def _cancel_at_end(self, scope: trio.CancelScope) -> None:
+        await self._end.wait()
+        scope.cancel()
+
+    async def _cancel_at_hurry(self, scope: trio.CancelScope) -> None:
+        await self._hurry.wait()
+        scope.cancel()
+
+    async def _fail(self, message: str) -> None:
+        self.exit_code = UserError.exit_code
+        await self._supervision.tell("failed", message=message, exit_code=self.exit_code)
+
+
+def deadline_under_kernel(wanted: float, settings: str = "/proc/sys/fs/fuse") -> float:
+    """Return a read's deadline, lowered where the kernel aborts mounts whose requests are older."""
+    limits = []
+    for name in ("default_request_timeout", "max_request_timeout"):  # since Linux 6.15
+        try:
+            with open(os.path.join(settings, name), encoding="ascii") as file:
+                limits.append(int(file.read()))
+        except (OSError, ValueError):
+            continue
+    return min([wanted, *(limit / 2 for limit in limits if limit > 0)])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a view; return its exit code."""
+    options = _parse(arguments)
+    logging.basicConfig(format="view: %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    process = Process(options)
+    trio.run(process.run)
+    return process.exit_code
+
+
+def _parse(arguments: Sequence[str] | None) -> Options:
+    parser = argparse.ArgumentParser(prog="python -m chromafuse.view", description=__doc__)
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--mountpoint", required=True)
+    parser.add_argument("--allow-other", action="store_true")
+    parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds for one read")
+    found = parser.parse_args(arguments)
+    return Options(found.control_fd, found.mountpoint, found.allow_other, found.deadline)
