@@ -460,6 +460,12 @@ def drop_last(name: str) -> Callable[[Any], object]:
     return lambda body: body[name].pop()
 
 
+def repeat_first(body: Any) -> None:
+    """Give the first row of an answer once more at its end."""
+    for name in ("ids", "documents", "metadatas"):
+        body[name].append(body[name][0])
+
+
 LIES: dict[str, Callable[[Answer], Answer]] = {
     "no JSON": lambda answer: (200, b"<html>welcome</html>"),
     "half of the JSON": lambda answer: (200, answer[1][: len(answer[1]) // 2]),
@@ -469,7 +475,7 @@ LIES: dict[str, Callable[[Answer], Answer]] = {
     "fewer metadata": edit(drop_last("metadatas")),
     "no documents": edit(lambda body: body.update(documents=None)),
     "an id that was not asked for": edit(lambda body: body["ids"].__setitem__(0, "other")),
-    "an id twice": edit(lambda body: body["ids"].__setitem__(0, body["ids"][1])),
+    "a row twice": edit(repeat_first),
     "a document that is a number": edit(lambda body: body["documents"].__setitem__(0, 1)),
     "a redirect": lambda answer: (302, b""),
     "version 0": lambda answer: (410, b'{"error":"Gone","message":"The v1 API is deprecated"}'),
