@@ -29,7 +29,7 @@ from chromafuse.errors import (
     StoreUnavailable,
     UserError,
 )
-from chromafuse.store import server as server_module
+from chromafuse.store import rest
 from chromafuse.store.embedded import EmbeddedStore
 from chromafuse.store.embedding import ConstantEmbedder, check_embedding, open_embedder
 from chromafuse.store.location import open_store, parse_store
@@ -571,7 +571,7 @@ def test_an_endless_answer_is_cut_off(
     proxy: QuotaProxy, token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer over the bound is an error; it is not read to its end."""
-    monkeypatch.setattr(server_module, "ANSWER_MAX", 1 << 20)
+    monkeypatch.setattr(rest, "ANSWER_MAX", 1 << 20)
 
     async def body(store: Store) -> None:
         proxy.distort = lambda action, answer: (200, b" " * (2 << 20))
