@@ -115,7 +115,9 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: FlagT, ctx: pyfuse3.RequestContext) -> FileInfo:
         if self._is_directory(inode):
             raise FUSEError(errno.EISDIR)
-        if flags & os.O_ACCMODE != os.O_RDONLY:
+        # O_TRUNC comes with the open (libfuse asks for that) and needs no write mode: answered with
+        # success, the kernel takes the page for empty from then on.
+        if flags & (os.O_ACCMODE | os.O_TRUNC) != os.O_RDONLY:
             raise FUSEError(errno.EROFS)
         return FileInfo(fh=pyfuse3.FileHandleT(inode), keep_cache=True)
 
