@@ -1,4 +1,4 @@
-"""The sample site keeps the odd things it was written for; an editor that tidies them turns this red."""
+"""The sample site keeps the odd things it was written for; tidying them turns this red."""
 
 from __future__ import annotations
 
