@@ -94,16 +94,22 @@ class _Connection:
         self._outbox, self._outgoing = trio.open_memory_channel[bytes](math.inf)
 
     async def greet(self, held: Held | None) -> tuple[wire.Greeting, bytes]:
-        """Send HELLO; return the greeting and the encoded snapshot that follows it. Raises ProtocolError."""
+        """Send HELLO; return the greeting, and the encoded snapshot where there was none held.
+
+        Raises ProtocolError, or _LinkLost.
+        """
         mine = (held.snapshot.generation, held.digest) if held else (0, wire.NO_DIGEST)
         self._outbox.send_nowait(wire.hello(*mine))
         greeting = wire.parse_greeting((await self._expect(wire.Type.GREETING)).payload)
         if greeting.version != wire.VERSION:
             raise ProtocolError(f"the hub speaks version {greeting.version}, not {wire.VERSION}")
-        encoded = bytearray()
-        while len(encoded) < greeting.length:
-            encoded += (await self._expect(wire.Type.SNAPSHOT)).payload
-        if len(encoded) != greeting.length:
+        encoded, left = bytearray(), greeting.length
+        while left > 0:
+            part = (await self._expect(wire.Type.SNAPSHOT)).payload
+            left -= len(part)
+            if held is None:  # else it is read past: this mount keeps its tree
+                encoded += part
+        if left:
             raise ProtocolError("a snapshot longer than announced")
         return greeting, bytes(encoded)
 

@@ -77,6 +77,11 @@ class FakeHub:
         for link in self._links:
             link.sendall(wire.store_state(up))
 
+    def say(self, data: bytes) -> None:
+        """Send bytes that need not be frames to every view."""
+        for link in self._links:
+            link.sendall(data)
+
     def _serve(self, link: socket.socket) -> None:
         decoder = wire.Decoder()
         try:
