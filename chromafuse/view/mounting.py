@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ def parse_mountinfo(line: str) -> Mounted:
 
 def mount(ops: pyfuse3.Operations, point: str, *, allow_other: bool) -> Mounted:
     """Mount at `point`, a path without symlinks, and check what the kernel made of it. Raises UserError."""
+    _require_directory(point)
     wanted = OPTIONS | {"allow_other"} if allow_other else OPTIONS
     said = bytearray()
     try:
@@ -144,6 +146,16 @@ _REASONS = (
     (r"bad mount point|failed to access mountpoint", _NO_DIRECTORY),
     (r"mount failed: (Permission denied|Operation not permitted)|over filesystem type", _FORBIDDEN),
 )
+
+
+def _require_directory(point: str) -> None:
+    # libfuse would mount on a file as well, with a root that is none of a directory and a file.
+    try:
+        mode = os.stat(point).st_mode
+    except OSError as exc:
+        raise UserError(f"{point}: cannot mount there: {exc.strerror}") from None
+    if not stat.S_ISDIR(mode):
+        raise UserError(f"{point}: cannot mount there: not a directory")
 
 
 def _unescape(text: str) -> str:
