@@ -5,7 +5,8 @@ is asked (session.py).
 
 A fetch belongs to nobody: it runs in the nursery of the hub, readers wait for its outcome, and a reader that
 gives up does not cancel it. While as many calls as allowed are under way, pages that are wanted queue up and
-go together in the next one; that is what turns a cold `grep -r` from a call a page into a call a batch.
+go together in the next one; that is what turns a cold `grep -r` from a call a page into a call a batch. A
+page that nobody waits for any more when its turn comes is left out, so an outage leaves no queue behind.
 
 Concurrency: one trio thread; state changes only between two awaits.
 """
@@ -14,13 +15,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import trio
 
 from ..errors import ChromafuseError, PageGone, RecordDamaged, StoreError
-from ..model.records import TreeEntry
+from ..model.entry import TreeEntry
+from .health import Health
 
 log = logging.getLogger(__name__)
 
@@ -29,37 +31,50 @@ CALLS = 4  # store calls under way; an embedded store answers one at a time, Clo
 BATCH_PAGES = 256
 BATCH_BYTES = 4 << 20  # of page bytes asked for in one call; a larger page goes alone
 
-Loader = Callable[[Sequence[TreeEntry]], Awaitable[dict[bytes, bytes | ChromafuseError]]]
+Outcome = bytes | ChromafuseError
+Load = Callable[[Sequence[TreeEntry]], Awaitable[dict[bytes, Outcome]]]
+Listed = Callable[[], Awaitable[Collection[bytes]]]
 
 
 class PageCache:
     """Pages by version, least recently used out first, bounded by bytes.
 
-    The newest page stays even when it alone is over the bound: a reader takes a large page in many reads, and
-    each would fetch it whole again.
+    One page over the bound is kept besides, the latest: a reader takes a large page in many reads, and each
+    would fetch it whole again.
     """
 
     def __init__(self, limit: int = MEMORY) -> None:
-        self.limit = limit
-        self.bytes = 0
+        self._limit = limit
+        self._small = 0  # bytes
         self._pages: OrderedDict[bytes, bytes] = OrderedDict()
+        self._large: tuple[bytes, bytes] = (b"", b"")
+
+    @property
+    def size(self) -> int:
+        """How many bytes are kept."""
+        return self._small + len(self._large[1])
 
     def get(self, version: bytes) -> bytes | None:
         """Return a page and mark it as used."""
         page = self._pages.get(version)
         if page is not None:
             self._pages.move_to_end(version)
+        elif version == self._large[0]:
+            page = self._large[1]
         return page
 
     def put(self, version: bytes, page: bytes) -> None:
         """Keep a page; drop what no longer fits."""
+        if len(page) > self._limit:
+            self._large = (version, page)
+            return
         if version in self._pages:
             return
         self._pages[version] = page
-        self.bytes += len(page)
-        while self.bytes > self.limit and len(self._pages) > 1:
+        self._small += len(page)
+        while self._small > self._limit:
             _, dropped = self._pages.popitem(last=False)
-            self.bytes -= len(dropped)
+            self._small -= len(dropped)
 
 
 @dataclass(eq=False)
@@ -67,31 +82,36 @@ class _Fetch:
     """One page that is wanted. `outcome` is set before `done`."""
 
     entry: TreeEntry
+    readers: int = 0
     done: trio.Event = field(default_factory=trio.Event)
-    outcome: bytes | ChromafuseError | None = None
+    outcome: Outcome | None = None
 
 
 class Pages:
-    """Hands out page bytes, from memory or through `load` (reader.load_pages over a store)."""
+    """Hands out page bytes, from memory or through `load` (reader.load_pages over a store).
+
+    `listed` tells the versions in the tree that is published now: what is missing and listed is damaged.
+    """
 
     def __init__(
         self,
-        load: Loader,
         nursery: trio.Nursery,
+        health: Health,
+        load: Load,
+        listed: Listed,
         *,
-        is_current: Callable[[TreeEntry], Awaitable[bool]],
-        on_store: Callable[[StoreError | None], None],
         memory: int = MEMORY,
     ) -> None:
         self.cache = PageCache(memory)
         self.fetches = 0  # store calls made
-        self._load = load
         self._nursery = nursery
-        self._is_current = is_current
-        self._on_store = on_store
+        self._health = health
+        self._load = load
+        self._listed = listed
         self._wanted: OrderedDict[bytes, _Fetch] = OrderedDict()  # not yet asked for
         self._pending: dict[bytes, _Fetch] = {}  # wanted or asked for
         self._calls = 0
+        self._named: set[bytes] = set()  # damaged pages that the log has named; b"" for the root
 
     async def get(self, entry: TreeEntry) -> bytes:
         """Return the bytes of a page, checked against its version.
@@ -102,74 +122,108 @@ class Pages:
         page = self.cache.get(entry.version)
         if page is not None:
             return page
-        fetch = self._pending.get(entry.version)
-        if fetch is None:
-            fetch = self._pending[entry.version] = self._wanted[entry.version] = _Fetch(entry)
-            if self._calls < CALLS:
-                self._calls += 1
-                self._nursery.start_soon(self._serve)
-        await fetch.done.wait()
+        fetch = self._pending.get(entry.version) or self._want(entry)
+        fetch.readers += 1
+        try:
+            await fetch.done.wait()
+        finally:
+            fetch.readers -= 1
         assert fetch.outcome is not None
         if isinstance(fetch.outcome, bytes):
             return fetch.outcome
-        raise fetch.outcome
+        # One exception for many readers: each begins its own traceback.
+        raise fetch.outcome.with_traceback(None)
+
+    def _want(self, entry: TreeEntry) -> _Fetch:
+        fetch = self._pending[entry.version] = self._wanted[entry.version] = _Fetch(entry)
+        if self._calls < CALLS:
+            self._calls += 1
+            self._nursery.start_soon(self._serve)
+        return fetch
 
     async def _serve(self) -> None:
         """Make calls until nothing is wanted."""
-        # Let readers that run in this very tick say what they want, so that it goes in one call.
-        await trio.lowlevel.checkpoint()
-        while self._wanted:
-            batch = self._next_batch()
-            try:
+        try:
+            # Let readers that run in this very tick say what they want, so that it goes in one call.
+            await trio.lowlevel.checkpoint()
+            while batch := self._next_batch():
                 await self._fetch(batch)
-            finally:
-                for fetch in batch:
-                    if fetch.outcome is None:  # cancelled, or a bug: nobody may wait for ever
-                        fetch.outcome = StoreError("the fetch of this page was given up")
-                    del self._pending[fetch.entry.version]
-                    fetch.done.set()
-        self._calls -= 1
+        finally:
+            self._calls -= 1
 
     def _next_batch(self) -> list[_Fetch]:
         batch: list[_Fetch] = []
         size = 0
         while self._wanted and len(batch) < BATCH_PAGES:
-            fetch = next(iter(self._wanted.values()))
+            version, fetch = next(iter(self._wanted.items()))
             if batch and size + fetch.entry.size > BATCH_BYTES:
                 break
-            del self._wanted[fetch.entry.version]
+            del self._wanted[version]
+            if not fetch.readers:
+                del self._pending[version]
+                continue
             batch.append(fetch)
             size += fetch.entry.size
         return batch
 
-    async def _fetch(self, batch: list[_Fetch]) -> None:
-        self.fetches += 1
+    async def _fetch(self, batch: Sequence[_Fetch]) -> None:
+        outcomes: dict[bytes, Outcome] = {}
         try:
-            pages = await self._load([fetch.entry for fetch in batch])
+            outcomes = await self._outcomes([fetch.entry for fetch in batch])
+        except Exception:
+            log.exception("a fetch failed by a bug")
+        finally:
+            for fetch in batch:
+                given_up = StoreError("the fetch of this page was given up")
+                fetch.outcome = outcomes.get(fetch.entry.version, given_up)
+                del self._pending[fetch.entry.version]
+                fetch.done.set()
+
+    async def _outcomes(self, entries: Sequence[TreeEntry]) -> dict[bytes, Outcome]:
+        self.fetches += 1
+        started = trio.current_time()
+        try:
+            outcomes = await self._load(entries)
+        except StoreError as exc:
+            self._health.note(exc, started)
+            return dict.fromkeys((entry.version for entry in entries), exc)
+        self._health.note(None, started)
+        wrong = []
+        for entry in entries:
+            page = outcomes[entry.version]
+            if isinstance(page, bytes):
+                self.cache.put(entry.version, page)
+                self._named.discard(entry.version)
+            else:
+                wrong.append((entry, page))
+        if wrong:
+            outcomes |= await self._explain(wrong)
+        return outcomes
+
+    async def _explain(
+        self, wrong: Sequence[tuple[TreeEntry, ChromafuseError]]
+    ) -> dict[bytes, Outcome]:
+        """Tell pages that were replaced, and collected in whole or part, from those that ought to be there."""
+        started = trio.current_time()
+        try:
+            listed = await self._listed()
         except ChromafuseError as exc:
             if isinstance(exc, StoreError):
-                self._on_store(exc)
-            for fetch in batch:
-                fetch.outcome = exc
-            return
-        self._on_store(None)
-        for fetch in batch:
-            outcome = pages[fetch.entry.version]
-            if isinstance(outcome, bytes):
-                self.cache.put(fetch.entry.version, outcome)
+                self._health.note(exc, started)
             else:
-                outcome = await self._explain(fetch.entry, outcome)
-            fetch.outcome = outcome
+                self._complain(b"", "what is published cannot be read: %s", exc)
+            return dict.fromkeys((entry.version for entry, _ in wrong), exc)
+        self._named.discard(b"")
+        outcomes: dict[bytes, Outcome] = {}
+        for entry, why in wrong:
+            if entry.version in listed:
+                outcomes[entry.version] = RecordDamaged(str(why))
+                self._complain(entry.version, "damaged page: %s", why)
+            else:
+                outcomes[entry.version] = PageGone(f"{entry.path} was replaced: {why}")
+        return outcomes
 
-    async def _explain(self, entry: TreeEntry, exc: ChromafuseError) -> ChromafuseError:
-        """Tell a page that was replaced and collected from one that ought to be there."""
-        if isinstance(exc, PageGone):
-            try:
-                current = await self._is_current(entry)
-            except ChromafuseError as fault:
-                return fault
-            if not current:
-                return exc
-            exc = RecordDamaged(f"{exc}, though the published tree lists it")
-        log.error("damaged page: %s", exc)
-        return exc
+    def _complain(self, about: bytes, text: str, exc: ChromafuseError) -> None:
+        if about not in self._named:
+            self._named.add(about)
+            log.error(text, exc)

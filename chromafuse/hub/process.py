@@ -1,13 +1,13 @@
 """The hub of one mount: it opens the store, prunes the tree for one identity, and serves that view's link.
 
 Everything it must know comes as one JSON line on the control socket, nothing by argv. It answers there with
-`ready` or `failed`, and then with `status` when asked. The end of the control socket is the end of the hub,
-so it never outlives its supervisor.
+`ready` or `failed`, and with `status` when asked. The end of the control socket is the end of the hub, so it
+never outlives its supervisor; SIGINT is the supervisor's to act on, for a terminal sends it to all of us.
 
 A hub that was started again gets a `pin`, the tree its predecessor served: it serves that one, so that the
 view's inodes stay true, and refuses what the published tree no longer shows to the identity.
 
-Concurrency: one trio thread; `_Hub` is changed only between two awaits.
+Concurrency: one trio thread; `Hub` is changed only between two awaits.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ import logging
 import os
 import signal
 import socket
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from ..errors import ChromafuseError, RecordDamaged, StoreError, UserError
+from ..errors import ChromafuseError, UserError
 from ..model.access import Identity, Kind
-from ..model.records import PathTree, Root, TreeEntry, decode_tree
+from ..model.entry import TreeEntry
+from ..model.records import PathTree
 from ..store.explain import explain
 from ..store.location import StoreLocation, open_store
 from ..store.protocol import Store
-from ..store.reader import load_pages, load_root, load_tree
-from .pages import MEMORY, Pages
+from ..store.reader import load_pages, load_root
+from .health import Health
+from .pages import MEMORY, Outcome, Pages
 from .session import Scope, Session
 from .treecache import TreeCache
+from .trees import Trees
 
 log = logging.getLogger(__name__)
 
-PROBE = 2.0  # s between two looks at a store that did not answer
+WARNINGS = 100  # told one by one; a site with more of them has one cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,15 @@ class Control:
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self._buffer = bytearray()
+        self._sending = trio.Lock()
 
     async def receive(self) -> bytes | None:
         """Return the next line, None at the end."""
         while (at := self._buffer.find(b"\n")) < 0:
-            data = await self._stream.receive_some(65536)
+            try:
+                data = await self._stream.receive_some(65536)
+            except trio.BrokenResourceError:
+                return None
             if not data:
                 return None
             self._buffer += data
@@ -89,8 +95,94 @@ class Control:
         return line
 
     async def send(self, event: str, **facts: Any) -> None:
-        """Send one event."""
-        await self._stream.send_all(json.dumps({"event": event, **facts}).encode() + b"\n")
+        """Send one event; a supervisor that is gone is noticed by `receive`."""
+        line = json.dumps({"event": event, **facts}).encode() + b"\n"
+        async with self._sending:
+            try:
+                await self._stream.send_all(line)
+            except trio.BrokenResourceError:
+                log.debug("nobody hears %s", event)
+
+
+class Hub:
+    """One mount's hub, from the start line on."""
+
+    def __init__(self, start: Start, control: Control) -> None:
+        self._start = start
+        self._control = control
+        self._health = Health()
+        self._facts: dict[str, Any] = {}  # of the tree, when it is loaded
+        self._pages: Pages | None = None
+        self._session: Session | None = None
+
+    async def run(self) -> int:
+        """Serve until cancelled; return the exit code where that cannot be."""
+        failure: UserError | None = None
+        try:
+            async with open_store(
+                self._start.location, rows_per_call=self._start.rows_per_call
+            ) as store:
+                await self._serve(store)
+        except* (ChromafuseError, UserError) as group:
+            failure = _explained(group, self._start.location)
+        except* Exception:
+            log.exception("internal error")
+            failure = UserError("internal error in the hub; its log has the traceback")
+        if failure is None:
+            return 0
+        await self._control.send("failed", message=str(failure), exit_code=failure.exit_code)
+        return failure.exit_code
+
+    def status(self) -> dict[str, Any]:
+        """Return what the operator may know."""
+        location, pages, session = self._start.location, self._pages, self._session
+        return {
+            **self._facts,
+            "identity": str(self._start.identity),
+            "store": str(location),
+            "collection": location.collection,
+            "store_up": self._health.up,
+            "store_error": self._health.error,
+            "cache_bytes": pages.cache.size if pages else 0,
+            "requests": session.requests if session else 0,
+            "fetches": pages.fetches if pages else 0,
+        }
+
+    async def _serve(self, store: Store) -> None:
+        trees = Trees(store, TreeCache(self._start.cache_dir))
+        tree, scope = await self._scope(trees)
+        self._facts = {
+            "generation": tree.generation,
+            "sha256": tree.sha256,
+            "tree_pages": len(tree.entries),
+            "visible_pages": scope.pages,
+        }
+
+        async def load(entries: Sequence[TreeEntry]) -> dict[bytes, Outcome]:
+            return await load_pages(store, entries)
+
+        stream = _stream(self._start.link_fd)
+        async with trio.open_nursery() as nursery:
+            self._pages = Pages(
+                nursery, self._health, load, trees.listed, memory=self._start.memory
+            )
+            self._session = Session(stream, scope, self._pages, self._health)
+            nursery.start_soon(self._session.run)
+            nursery.start_soon(self._health.probe, lambda: load_root(store))
+            await self._control.send(
+                "ready", **self._facts, pages=scope.pages, warnings=_warnings(tree, scope)
+            )
+
+    async def _scope(self, trees: Trees) -> tuple[PathTree, Scope]:
+        """Return the tree to serve, and what the identity sees of it."""
+        published, pin = await trees.published(), self._start.pin
+        if pin is None or pin == (published.generation, published.sha256):
+            return published, Scope.of(published, self._start.identity)
+        pinned = await trees.pinned(*pin)
+        if pinned is None:
+            log.warning("the tree of generation %d is gone: mount again to see the new one", pin[0])
+            return published, Scope.of(published, self._start.identity)
+        return pinned, Scope.of(pinned, self._start.identity, published)
 
 
 def main(argv: list[str]) -> int:
@@ -98,6 +190,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="chromafuse-hub")
     parser.add_argument("--control-fd", type=int, required=True)
     args = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="hub: %(levelname)s: %(message)s")
     # httpx says every request at INFO, URLs and all.
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -106,88 +199,50 @@ def main(argv: list[str]) -> int:
 
 async def _main(control_fd: int) -> int:
     control = Control(_stream(control_fd))
-    line = await control.receive()
-    if line is None:
-        return 1
-    start = Start.parse(line)
-    try:
-        async with open_store(start.location, rows_per_call=start.rows_per_call) as store:
-            scope, facts = await _load(store, start)
-            await _serve(store, start, scope, facts, control)
-    except* (ChromafuseError, UserError) as group:
-        await _report(_first(group), start, control)
-    except* trio.BrokenResourceError:
-        log.debug("the supervisor is gone")
-    else:
-        return 0
-    return 1
+    code = 0  # told to end: by SIGTERM, or by the end of the control socket
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_until_signal, nursery.cancel_scope)
+        line = await control.receive()
+        if line is not None:
+            hub = Hub(Start.parse(line), control)
+            nursery.start_soon(_listen, control, hub, nursery.cancel_scope)
+            code = await hub.run()
+        nursery.cancel_scope.cancel()
+    return code
 
 
-async def _report(exc: BaseException, start: Start, control: Control) -> None:
-    failure = explain(exc, start.location) if isinstance(exc, ChromafuseError) else exc
-    await control.send("failed", message=str(failure), exit_code=1)
+async def _listen(control: Control, hub: Hub, scope: trio.CancelScope) -> None:
+    """Answer the supervisor; end with it."""
+    while (line := await control.receive()) is not None:
+        if json.loads(line).get("ask") == "status":
+            await control.send("status", **hub.status())
+    scope.cancel()
 
 
-def _first(exc: BaseException) -> BaseException:
+async def _until_signal(
+    scope: trio.CancelScope, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            scope.cancel()
+
+
+def _explained(exc: BaseException, location: StoreLocation) -> UserError:
+    """Return the one line that the supervisor shows."""
     while isinstance(exc, BaseExceptionGroup):
         exc = exc.exceptions[0]
+    if isinstance(exc, ChromafuseError):
+        return explain(exc, location)
+    assert isinstance(exc, UserError)
     return exc
 
 
 def _stream(fd: int) -> trio.SocketStream:
-    # socket.socket(fileno=…) keeps what was inherited; trio wants it non-blocking.
-    return trio.SocketStream(trio.socket.from_stdlib_socket(_socket(fd)))
-
-
-def _socket(fd: int) -> socket.socket:
     os.set_inheritable(fd, False)
     found = socket.socket(fileno=fd)
-    found.setblocking(False)
-    return found
-
-
-# -- the tree ------------------------------------------------------------------------------------------
-
-
-async def _load(store: Store, start: Start) -> tuple[Scope, dict[str, Any]]:
-    """Load the tree to serve, pruned; and what the supervisor is told of it."""
-    cache = TreeCache(start.cache_dir)
-    root = await load_root(store)
-    tree = await _tree(store, cache, root)
-    served, newer = tree, None
-    if start.pin is not None and start.pin != (root.generation, root.sha256):
-        pinned = await _pinned(cache, *start.pin)
-        if pinned is not None:
-            served, newer = pinned, tree
-    scope = Scope.of(served, start.identity, newer)
-    facts = {
-        "generation": served.generation,
-        "sha256": served.sha256,
-        "pages": scope.pages,
-        "tree_pages": len(served.entries),
-        "warnings": _warnings(served, scope),
-    }
-    return scope, facts
-
-
-async def _tree(store: Store, cache: TreeCache, root: Root) -> PathTree:
-    canonical = await trio.to_thread.run_sync(cache.load, root.sha256)
-    if canonical is None:
-        canonical = await load_tree(store, root)
-        await trio.to_thread.run_sync(cache.save, root.sha256, canonical)
-    return decode_tree(canonical, root.generation)
-
-
-async def _pinned(cache: TreeCache, generation: int, sha256: str) -> PathTree | None:
-    canonical = await trio.to_thread.run_sync(cache.load, sha256)
-    if canonical is None:
-        log.warning(
-            "the tree of generation %d is no longer in the cache: reads of this mount fail with "
-            "ESTALE until it is mounted again",
-            generation,
-        )
-        return None
-    return decode_tree(canonical, generation)
+    found.setblocking(False)  # it came from a process that may have wanted it otherwise
+    return trio.SocketStream(trio.socket.from_stdlib_socket(found))
 
 
 def _warnings(tree: PathTree, scope: Scope) -> list[str]:
@@ -203,118 +258,6 @@ def _warnings(tree: PathTree, scope: Scope) -> list[str]:
         else f"{key!r} is not shown: a directory has its name, and a longer one does not fit"
         for key, shown in scope.view.renamed
     ]
+    if len(found) > WARNINGS:
+        found[WARNINGS:] = [f"and {len(found) - WARNINGS} more"]
     return found
-
-
-# -- serving -------------------------------------------------------------------------------------------
-
-
-class _StoreState:
-    """Whether the store answers; says so in the log once a change."""
-
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self.error = ""
-        self._changed = changed
-
-    @property
-    def up(self) -> bool:
-        return not self.error
-
-    def note(self, exc: StoreError | None) -> None:
-        """Take note of how a call went."""
-        if exc is None and self.error:
-            log.warning("the store answers again")
-        elif exc is not None and not self.error:
-            log.warning("the store does not answer: %s: %s", type(exc).__name__, exc)
-        was_up, self.error = self.up, "" if exc is None else f"{type(exc).__name__}: {exc}"
-        if was_up != self.up:
-            self._changed()
-
-
-async def _serve(
-    store: Store, start: Start, scope: Scope, facts: dict[str, Any], control: Control
-) -> None:
-    async with trio.open_nursery() as nursery:
-        changed = trio.Event()
-
-        def on_change() -> None:
-            nonlocal changed
-            changed.set()
-            changed = trio.Event()
-
-        state = _StoreState(on_change)
-
-        async def load(entries: Any) -> Any:
-            return await load_pages(store, entries)
-
-        async def is_current(entry: TreeEntry) -> bool:
-            return await _lists(store, start, entry)
-
-        pages = Pages(
-            load, nursery, is_current=is_current, on_store=state.note, memory=start.memory
-        )
-        session = Session(_stream(start.link_fd), scope, pages, lambda: state.up)
-
-        async def follow_store() -> None:
-            while True:
-                await changed.wait()
-                await session.tell_store_state()
-
-        async def probe() -> None:
-            while True:
-                await trio.sleep(PROBE)
-                if not state.up:
-                    await _probe(store, state)
-
-        def status() -> dict[str, Any]:
-            return {
-                **facts,
-                "identity": str(start.identity),
-                "store": str(start.location),
-                "collection": start.location.collection,
-                "store_up": state.up,
-                "store_error": state.error,
-                "cache_bytes": pages.cache.bytes,
-                "requests": session.requests,
-                "fetches": pages.fetches,
-            }
-
-        nursery.start_soon(_until_signal, nursery.cancel_scope)
-        nursery.start_soon(session.run)
-        nursery.start_soon(follow_store)
-        nursery.start_soon(probe)
-        await control.send("ready", **facts)
-        while (line := await control.receive()) is not None:
-            if json.loads(line).get("ask") == "status":
-                await control.send("status", **status())
-        nursery.cancel_scope.cancel()
-
-
-async def _lists(store: Store, start: Start, entry: TreeEntry) -> bool:
-    """Say whether the tree that is published now lists this very version of the page."""
-    root = await load_root(store)
-    tree = await _tree(store, TreeCache(start.cache_dir), root)
-    return any(
-        found.path == entry.path and found.version == entry.version for found in tree.entries
-    )
-
-
-async def _probe(store: Store, state: _StoreState) -> None:
-    try:
-        await load_root(store)
-    except StoreError as exc:
-        state.note(exc)
-    except RecordDamaged:
-        state.note(None)  # it answers; what it answers is for readers to find out
-    else:
-        state.note(None)
-
-
-async def _until_signal(scope: trio.CancelScope) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            scope.cancel()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -14,23 +14,26 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import trio
 
 from .. import wire
 from ..errors import ChromafuseError, ProtocolError, StaleInode, StoreTimeout, errno_of
 from ..model.access import Identity
-from ..model.records import PathTree, TreeEntry
+from ..model.entry import TreeEntry
+from ..model.records import PathTree
 from ..model.snapshot import View, build
+from .health import Health
 from .pages import Pages
 
 log = logging.getLogger(__name__)
 
 DEADLINE = 9.0  # s for one read; the view gives up after 10
 IN_FLIGHT = 256  # requests of one link; the view itself has at most as many tasks
-READ_MAX = 8 << 20  # bytes of one read; the kernel asks for at most 1 MiB
+READ_MAX = 1 << 20  # bytes of one read; the kernel asks for no more
 _CHUNK = 64 << 10  # bytes taken from the socket at once
 
 
@@ -38,14 +41,15 @@ _CHUNK = 64 << 10  # bytes taken from the socket at once
 class Scope:
     """What one identity sees of one tree: its view, encoded once, and the digest of what is visible.
 
-    `current` is the published tree where that is another one: a page must be visible in both.
+    `still_shown` holds the paths that the published tree shows, where that is another one: a page must be
+    visible in both, or a restart of the hub would hand out what was withdrawn before it.
     """
 
     identity: Identity
     view: View
     encoded: bytes
     digest: bytes
-    newer: dict[str, TreeEntry] | None = None
+    still_shown: frozenset[str] | None = None
 
     @classmethod
     def of(cls, tree: PathTree, identity: Identity, newer: PathTree | None = None) -> Scope:
@@ -54,8 +58,8 @@ class Scope:
         encoded = wire.encode_snapshot(view.snapshot)
         versions = b"".join(entry.version for entry in view.entries if entry is not None)
         digest = wire.snapshot_digest(encoded, versions)
-        by_path = None if newer is None else {entry.path: entry for entry in newer.entries}
-        return cls(identity, view, encoded, digest, by_path)
+        shown = None if newer is None else frozenset(e.path for e in newer.visible(identity))
+        return cls(identity, view, encoded, digest, shown)
 
     @property
     def generation(self) -> int:
@@ -67,78 +71,80 @@ class Scope:
         """How many pages the identity sees."""
         return sum(entry is not None for entry in self.view.entries)
 
-    def page(self, generation: int, inode: int) -> TreeEntry:
-        """Return the entry that a request names. Raises StaleInode for everything else."""
-        if generation != self.generation:
-            raise StaleInode(f"generation {generation} is not served here")
+    def page(self, inode: int) -> TreeEntry:
+        """Return the entry of a page's inode. Raises StaleInode for everything else."""
         entry = self.view.entry(inode)
-        if entry is None or not self._admitted(entry):
+        if entry is None or not self._admits(entry):
             raise StaleInode(f"inode {inode} is no page of this view")
         return entry
 
-    def _admitted(self, entry: TreeEntry) -> bool:
-        if not entry.access.admits(self.identity):
-            return False
-        if self.newer is None:
-            return True
-        now = self.newer.get(entry.path)
-        # A page that the published tree no longer has was removed, not taken away from anybody.
-        return now is None or now.access.admits(self.identity)
+    def _admits(self, entry: TreeEntry) -> bool:
+        shown = self.still_shown is None or entry.path in self.still_shown
+        return shown and entry.access.admits(self.identity)
 
 
-@dataclass(eq=False)
+class _Incoming:
+    """The frames of one stream."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self._decoder = wire.Decoder()
+        self._frames: deque[wire.Frame] = deque()
+
+    async def next(self) -> wire.Frame | None:
+        """Return the next frame, None at the end. Raises ProtocolError."""
+        while not self._frames:
+            data = await self._stream.receive_some(_CHUNK)
+            if not data:
+                if self._decoder.unfinished:
+                    raise ProtocolError("the link ended in the middle of a frame")
+                return None
+            self._frames.extend(self._decoder.feed(bytes(data)))
+        return self._frames.popleft()
+
+
 class Session:
     """One link. `run` ends when the view closes it, or when it breaks the rules."""
 
-    stream: trio.abc.HalfCloseableStream
-    scope: Scope
-    pages: Pages
-    store_up: Callable[[], bool]
-    requests: int = 0
-    _outbox: trio.MemorySendChannel[list[bytes]] = field(init=False)
-    _slots: trio.Semaphore = field(init=False)
+    def __init__(self, stream: trio.abc.Stream, scope: Scope, pages: Pages, health: Health) -> None:
+        self.requests = 0
+        self._stream = stream
+        self._scope = scope
+        self._pages = pages
+        self._health = health
+        self._generation: int | None = scope.generation  # that requests must name
+        self._slots = trio.Semaphore(IN_FLIGHT)
+        # Unbuffered: an answer is handed over only when the socket takes it, so a view that does not read
+        # keeps its requests in flight, and their number is bounded.
+        self._outbox, self._outgoing = trio.open_memory_channel[Iterable[bytes]](0)
 
     async def run(self) -> None:
         """Serve the link to its end."""
-        # Unbuffered: an answer is handed over only when the socket takes it, so a view that does not read
-        # keeps its requests in flight, and their number is bounded.
-        self._outbox, outgoing = trio.open_memory_channel[list[bytes]](0)
-        self._slots = trio.Semaphore(IN_FLIGHT)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._write, outgoing, nursery.cancel_scope)
-            try:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, nursery.cancel_scope)
                 await self._serve(nursery)
-            except ProtocolError as exc:
-                log.warning("link closed: %s", exc)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                log.debug("link gone")
-            nursery.cancel_scope.cancel()
-        await trio.aclose_forcefully(self.stream)
-
-    async def tell_store_state(self) -> None:
-        """Send the view whether the store answers."""
-        await self._outbox.send([wire.store_state(self.store_up())])
+                nursery.cancel_scope.cancel()
+        finally:
+            await trio.aclose_forcefully(self._stream)
 
     async def _serve(self, nursery: trio.Nursery) -> None:
-        frames = self._frames()
-        first = await anext(frames, None)
-        if first is None:
-            return
-        await self._greet(first)
-        async for frame in frames:
-            if frame.type is not wire.Type.READ:
-                raise ProtocolError(f"a {frame.type.name} frame from a view")
-            wanted = wire.parse_read(frame.payload)
-            await self._slots.acquire()
-            nursery.start_soon(self._answer, frame.request, wanted)
-
-    async def _frames(self) -> AsyncIterator[wire.Frame]:
-        decoder = wire.Decoder()
-        while data := await self.stream.receive_some(_CHUNK):
-            for frame in decoder.feed(bytes(data)):
-                yield frame
-        if decoder.unfinished:
-            raise ProtocolError("the link ended in the middle of a frame")
+        incoming = _Incoming(self._stream)
+        try:
+            if (first := await incoming.next()) is None:
+                return
+            await self._greet(first)
+            nursery.start_soon(self._follow_health)
+            while (frame := await incoming.next()) is not None:
+                if frame.type is not wire.Type.READ:
+                    raise ProtocolError(f"a {frame.type.name} frame from a view")
+                wanted = wire.parse_read(frame.payload)
+                await self._slots.acquire()
+                nursery.start_soon(self._answer, frame.request, wanted)
+        except ProtocolError as exc:
+            log.warning("link closed: %s", exc)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            log.debug("link gone")
 
     async def _greet(self, frame: wire.Frame) -> None:
         if frame.type is not wire.Type.HELLO:
@@ -146,43 +152,55 @@ class Session:
         hello = wire.parse_hello(frame.payload)
         if hello.version != wire.VERSION:
             raise ProtocolError(f"the view speaks version {hello.version}, not {wire.VERSION}")
-        scope = self.scope
-        held = (hello.generation, hello.digest) == (scope.generation, scope.digest)
-        encoded = b"" if held else scope.encoded
+        scope = self._scope
+        # The digest alone: what is visible is then the same, inodes included, whatever the generation.
+        encoded = b"" if hello.digest == scope.digest else scope.encoded
+        if encoded and hello.digest != wire.NO_DIGEST:
+            log.warning("the mount shows a tree that is no longer served: its pages are ESTALE")
+            if hello.generation == scope.generation:
+                # A collection made anew counts from 1 again: the same number, another tree.
+                self._generation = None
         await self._outbox.send([wire.greeting(scope.generation, scope.digest, len(encoded))])
-        for part in wire.snapshot_frames(encoded):
-            await self._outbox.send([part])
-        await self.tell_store_state()
+        await self._outbox.send(wire.snapshot_frames(encoded))
+
+    async def _follow_health(self) -> None:
+        told = None
+        while True:
+            if told is not self._health.up:
+                told = self._health.up
+                await self._outbox.send([wire.store_state(told)])
+            else:
+                await self._health.changed()
 
     async def _answer(self, request: int, wanted: wire.Read) -> None:
         self.requests += 1
+        answer: Iterable[bytes]
         try:
             with trio.fail_after(DEADLINE):
-                data = await self._read(wanted)
-            frames = list(wire.answer(request, data))
+                answer = await self._read(request, wanted)
         except trio.TooSlowError:
-            frames = [wire.error(request, errno_of(StoreTimeout()))]
+            answer = [wire.error(request, errno_of(StoreTimeout()))]
         except ChromafuseError as exc:
-            frames = [wire.error(request, errno_of(exc))]
+            answer = [wire.error(request, errno_of(exc))]
         except Exception:
             log.exception("a read failed by a bug")
-            frames = [wire.error(request, errno.EIO)]
-        await self._outbox.send(frames)
+            answer = [wire.error(request, errno.EIO)]
+        await self._outbox.send(answer)
         self._slots.release()
 
-    async def _read(self, wanted: wire.Read) -> memoryview:
-        entry = self.scope.page(wanted.generation, wanted.inode)
+    async def _read(self, request: int, wanted: wire.Read) -> Iterable[bytes]:
         if wanted.size > READ_MAX:
-            raise StaleInode(f"a read of {wanted.size} bytes")
-        page = await self.pages.get(entry)
-        return memoryview(page)[wanted.offset : wanted.offset + wanted.size]
+            return [wire.error(request, errno.EINVAL)]
+        if wanted.generation != self._generation:
+            raise StaleInode(f"generation {wanted.generation} is not served here")
+        page = await self._pages.get(self._scope.page(wanted.inode))
+        # Cut into frames by the writer, so that what waits for it is no copy.
+        return wire.answer(request, memoryview(page)[wanted.offset :][: wanted.size])
 
-    async def _write(
-        self, outgoing: trio.MemoryReceiveChannel[list[bytes]], scope: trio.CancelScope
-    ) -> None:
+    async def _write(self, scope: trio.CancelScope) -> None:
         try:
-            async for frames in outgoing:
+            async for frames in self._outgoing:
                 for frame in frames:
-                    await self.stream.send_all(frame)
+                    await self._stream.send_all(frame)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             scope.cancel()

@@ -2,16 +2,20 @@
 
 A tree is checked against the digest in the root record, a page against its version in the tree (D5).
 
-Concurrency: stateless coroutines over a `Store`; any number at once.
+Concurrency: stateless coroutines over a `Store`; any number at once. Many bytes are hashed in a thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import trio
+
 from ..errors import ChromafuseError, NotPublished, PageGone, RecordDamaged
 from ..model.records import ROOT_ID, Root, TreeEntry, assemble, decode_root, join_tree
 from .protocol import Row, Store
+
+_LARGE = 1 << 20  # bytes of pages that are put together in a thread, so that others are served meanwhile
 
 
 async def load_root(store: Store) -> Root:
@@ -49,6 +53,14 @@ async def load_pages(
     """
     wanted = {entry.version: entry for entry in entries}
     rows = await store.get([chunk for entry in wanted.values() for chunk in entry.chunk_ids()])
+    if sum(entry.size for entry in wanted.values()) > _LARGE:
+        return await trio.to_thread.run_sync(_pages, wanted, rows)
+    return _pages(wanted, rows)
+
+
+def _pages(
+    wanted: dict[bytes, TreeEntry], rows: dict[str, Row]
+) -> dict[bytes, bytes | ChromafuseError]:
     return {version: _page(entry, rows) for version, entry in wanted.items()}
 
 
