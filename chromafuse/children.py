@@ -1,0 +1,176 @@
+"""The two children of a supervisor, hub and view: starting them, and talking to them in lines of JSON.
+
+Each gets an environment of its own, made of named variables: the view has no secret in it. Each lives in a
+session of its own, so that a terminal's Ctrl-C reaches the supervisor alone, and ends when its control socket
+does: nothing outlives a supervisor, however that one ended.
+
+Concurrency: one task reads a child's lines (`Line.read`); any number may ask.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+_PACKAGES = Path(__file__).resolve().parents[1]
+_LINE_MAX = 16 << 20  # bytes; a hub's warnings travel in one line
+_COMMON = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+_HUB = (
+    *("CHROMAFUSE_STORE_TOKEN", "CHROMA_API_KEY"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR"),
+)
+
+
+def environment(module: str, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a child: what it needs, and for the view nothing secret."""
+    names = {*_COMMON, *(name for name in env if name.startswith("LC_"))}
+    if module == "chromafuse.hub":
+        names |= set(_HUB)
+    kept = {name: env[name] for name in sorted(names) if name in env}
+    return kept | {"PYTHONPATH": str(_PACKAGES)}
+
+
+class Line:
+    """A control socket, in lines."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._socket = trio.socket.from_stdlib_socket(end)
+        self._questions: dict[str, _Question] = {}
+        self._sending = trio.Lock()
+
+    async def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send one line, with descriptors. A child that is gone is not told: its end is seen elsewhere."""
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        fds = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        try:
+            async with self._sending:
+                if descriptors:
+                    data = data[await self._socket.sendmsg([data], fds) :]
+                while data:
+                    data = data[await self._socket.send(data) :]
+        except (BrokenPipeError, ConnectionResetError, trio.ClosedResourceError):
+            return
+
+    async def read(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield the events that answer no question, until the child closes."""
+        buffer = b""
+        while data := await self._receive():
+            *lines, buffer = (buffer + data).split(b"\n")
+            if len(buffer) > _LINE_MAX:
+                raise RuntimeError("a child's line does not end")
+            for line in lines:
+                event: dict[str, Any] = json.loads(line)
+                question = self._questions.pop(event["event"], None)
+                if question is None:
+                    yield event
+                else:
+                    question.answer(event)
+
+    async def ask(self, about: str, answer: str, patience: float) -> dict[str, Any] | None:
+        """Ask, and return the event named `answer` without its name; None where none comes in time.
+
+        While a question is unanswered it is not sent again: a stopped child must not fill its socket.
+        """
+        question = self._questions.get(answer)
+        with trio.move_on_after(patience):
+            if question is None:
+                question = self._questions[answer] = _Question()
+                await self.send({"ask": about})
+            await question.answered.wait()
+            return {name: value for name, value in question.event.items() if name != "event"}
+        return None
+
+    def close(self) -> None:
+        """Close it, which is the child's end."""
+        self._socket.close()
+
+    async def _receive(self) -> bytes:
+        try:
+            return await self._socket.recv(65536)
+        except (ConnectionResetError, trio.ClosedResourceError):
+            return b""
+
+
+class _Question:
+    def __init__(self) -> None:
+        self.answered = trio.Event()
+        self.event: dict[str, Any] = {}
+
+    def answer(self, event: dict[str, Any]) -> None:
+        self.event = event
+        self.answered.set()
+
+
+class Child:
+    """A running child and the control socket to it."""
+
+    def __init__(self, process: trio.Process, line: Line) -> None:
+        self.process = process
+        self.line = line
+
+    @classmethod
+    async def start(
+        cls,
+        module: str,
+        *arguments: str,
+        descriptors: Sequence[int] = (),
+        stderr: int | None = None,
+    ) -> Child:
+        """Start `python -m module --control-fd N arguments…`; its stderr is ours unless given."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await trio.lowlevel.open_process(
+                [
+                    *(sys.executable, "-P", "-m", module),
+                    *("--control-fd", str(theirs.fileno()), *arguments),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                cwd="/",
+                env=environment(module),
+                pass_fds=(theirs.fileno(), *descriptors),
+                start_new_session=True,
+            )
+        return cls(process, Line(ours))
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    @property
+    def ended(self) -> str:
+        """How it ended, for a person."""
+        code = self.process.returncode
+        return f"signal {-code}" if code is not None and code < 0 else f"exit {code}"
+
+    async def end(self, grace: float) -> bool:
+        """Tell it to end, wait, and kill it when its time is up; say whether it ended by itself."""
+        with trio.move_on_after(grace):
+            self.process.terminate()
+            await self.process.wait()
+            self.line.close()
+            return True
+        self.process.kill()
+        self.line.close()
+        return False
+
+
+@contextmanager
+def socket_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Give a link's two ends; both are closed here at the end, whoever has got copies."""
+    one, other = socket.socketpair()
+    with one, other:
+        yield one, other

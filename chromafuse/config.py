@@ -1,0 +1,189 @@
+"""What the configuration files and the environment say, and which of them wins.
+
+Flag > environment > file > default. The files are TOML: the system's, then the user's own, whose stores win
+over the system's of the same name; one that is named with `--config` or CHROMAFUSE_CONFIG stands alone. A
+key that nobody knows is an error: a typing mistake must not become a default.
+
+Concurrency: values, and functions that read two small files.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import UsageError
+
+SYSTEM_FILE = Path("/etc/chromafuse/chromafuse.toml")
+SYSTEM_CACHE = Path("/var/cache/chromafuse")
+DEFAULT_COLLECTION = "docs"
+
+_STORE_KEYS: dict[str, type] = {
+    "url": str,
+    "collection": str,
+    "token_file": str,
+    "rows_per_call": int,
+}
+_HUB_KEYS: dict[str, type] = {"memory": int}
+_KINDS = {str: "a string", int: "a positive number"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEntry:
+    """One `[stores.NAME]`: a store under a name. Paths in it are absolute."""
+
+    url: str
+    collection: str | None = None
+    token_file: str | None = None
+    rows_per_call: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All that the files say."""
+
+    stores: Mapping[str, StoreEntry] = field(default_factory=dict)
+    memory: int | None = None  # bytes of page cache in a hub
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The store of one command: what is left when flags, environment and files have been weighed."""
+
+    url: str  # a directory or a URL
+    collection: str
+    token_file: str | None
+    rows_per_call: int | None
+
+
+def load_config(named: str | None, env: Mapping[str, str] = os.environ) -> Config:
+    """Read the file `named`, or that of CHROMAFUSE_CONFIG, or the system's and the user's own.
+
+    Raises UsageError for a named file that is not there, bad TOML, unknown keys and wrong values.
+    """
+    named = named or env.get("CHROMAFUSE_CONFIG") or None
+    if named is not None:
+        return _read(Path(named), required=True)
+    system, own = _read(SYSTEM_FILE), _read(user_file(env))
+    memory = system.memory if own.memory is None else own.memory
+    return Config({**system.stores, **own.stores}, memory)
+
+
+def user_file(env: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of the user's own configuration file."""
+    return _xdg(env, "XDG_CONFIG_HOME", ".config") / "chromafuse" / "chromafuse.toml"
+
+
+def cache_dir(env: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
+    """Return the directory of caches; absolute, and not made here."""
+    if env.get("CHROMAFUSE_CACHE_DIR"):
+        return Path(os.path.abspath(env["CHROMAFUSE_CACHE_DIR"]))
+    if not env.get("XDG_CACHE_HOME") and (os.geteuid() if uid is None else uid) == 0:
+        return SYSTEM_CACHE
+    return _xdg(env, "XDG_CACHE_HOME", ".cache") / "chromafuse"
+
+
+def choose(
+    store: str,
+    config: Config,
+    *,
+    collection: str | None = None,
+    token_file: str | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> Chosen:
+    """Return the store that STORE and the flags mean. Raises UsageError for a name that no file has."""
+    entry = _entry(store, config)
+    token_file = token_file or env.get("CHROMAFUSE_STORE_TOKEN_FILE") or None
+    # A token in our own variable wins over the file's; CHROMA_API_KEY may be meant for another server.
+    if token_file is None and not env.get("CHROMAFUSE_STORE_TOKEN"):
+        token_file = entry.token_file
+    return Chosen(
+        entry.url,
+        collection or env.get("CHROMAFUSE_COLLECTION") or entry.collection or DEFAULT_COLLECTION,
+        token_file,
+        entry.rows_per_call,
+    )
+
+
+def _entry(store: str, config: Config) -> StoreEntry:
+    if "/" in store or "." in store:
+        return StoreEntry(store)
+    if store in config.stores:
+        return config.stores[store]
+    known = ", ".join(sorted(config.stores)) or "none"
+    raise UsageError(
+        f"{store!r} is not a store: give a directory (./{store or 'DIR'}), http(s)://host:port, or a name "
+        f"from the configuration file (it has: {known})"
+    )
+
+
+# -- reading a file ------------------------------------------------------------------------------------
+
+
+def _read(path: Path, *, required: bool = False) -> Config:
+    try:
+        raw = tomllib.loads(path.read_bytes().decode())
+    except (FileNotFoundError, NotADirectoryError):
+        if required:
+            raise UsageError(f"there is no configuration file {path}; check --config") from None
+        return Config()
+    except OSError as exc:
+        raise UsageError(f"cannot read the configuration file {path}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise UsageError(f"{path} is not TOML: {exc}") from exc
+    _check_keys(path, "", raw, ("stores", "hub"))
+    base = Path(os.path.abspath(path)).parent
+    stores = {
+        name: _store(path, base, name, table)
+        for name, table in _table(path, "stores", raw.get("stores", {})).items()
+    }
+    hub = _values(path, "hub", raw.get("hub", {}), _HUB_KEYS)
+    return Config(stores, hub.get("memory"))
+
+
+def _store(path: Path, base: Path, name: str, table: Any) -> StoreEntry:
+    where = f"stores.{name}"
+    if "/" in name or "." in name or not name:
+        raise UsageError(f"{path}: {where}: a store's name has no '/' and no '.'")
+    values = _values(path, where, table, _STORE_KEYS)
+    if "url" not in values:
+        raise UsageError(f"{path}: {where} has no url: a directory, or http(s)://host:port")
+    if "://" not in values["url"]:
+        values["url"] = str(base / values["url"])
+    if "token_file" in values:
+        values["token_file"] = str(base / values["token_file"])
+    return StoreEntry(**values)
+
+
+def _values(path: Path, where: str, table: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
+    values = _table(path, where, table)
+    _check_keys(path, f"{where}.", values, tuple(kinds))
+    for key, value in values.items():
+        kind = kinds[key]
+        if type(value) is not kind or not value or (isinstance(value, int) and value < 0):
+            raise UsageError(f"{path}: {where}.{key} must be {_KINDS[kind]}, not {value!r}")
+    return dict(values)
+
+
+def _table(path: Path, where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: {where} must be a table, not {value!r}")
+    return value
+
+
+def _check_keys(path: Path, where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in table:
+        if key not in known:
+            raise UsageError(f"{path}: unknown key {where}{key}; known are {', '.join(known)}")
+
+
+def _xdg(env: Mapping[str, str], name: str, fallback: str) -> Path:
+    # The XDG specification has relative paths ignored.
+    value = env.get(name, "")
+    if os.path.isabs(value):
+        return Path(value)
+    return Path(env.get("HOME") or os.path.expanduser("~")) / fallback
