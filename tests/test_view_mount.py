@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -279,6 +280,39 @@ def test_many_readers_wait_side_by_side(point: Path) -> None:
         assert found == pages
 
 
+def test_metadata_never_waits_for_the_hub(point: Path) -> None:
+    """With hundreds of readers stuck on a silent hub, names are answered at once; nobody is lost."""
+    pages = {f"{i}.md": b"%d\n" % i for i in range(600)}
+    hub = FakeHub(pages, silent=True)
+    with mounted(hub, point, "--deadline", "60") as view, reading(point, list(pages)) as readers:
+        wait_for(lambda: len(hub.reads) == 600, what="all reads at the hub", timeout=60)
+        start = time.monotonic()
+        assert os.stat(point).st_size == 4096
+        assert not (point / "absent").exists()
+        os.statvfs(point)
+        assert time.monotonic() - start < 1
+        hub.die()
+        hub.silent = False
+        view.give(hub.connect())
+        out, _ = readers.communicate(timeout=60)
+        assert (readers.returncode, sorted(out)) == (0, sorted(b"".join(pages.values())))
+
+
+@contextmanager
+def reading(point: Path, names: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Read many pages, each in a process of its own, all at once."""
+    listed = point.with_name("names")
+    listed.write_text("\n".join(names), encoding="utf-8")
+    command = ["xargs", "-a", str(listed), "-P", "0", "-n", "1", "cat"]
+    readers = subprocess.Popen(command, cwd=point, stdout=subprocess.PIPE, start_new_session=True)
+    with readers:
+        try:
+            yield readers
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(readers.pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("answer", [b"\xff" * 64, b"\0" * 64], ids=["too long", "unknown type"])
 def test_a_hub_that_breaks_the_rules_is_dropped(point: Path, answer: bytes) -> None:
     """Bytes that are no frames close the link and are logged; the mount lives, a good hub takes over."""
@@ -431,3 +465,17 @@ def test_a_crashed_view_leaves_a_dead_mount(point: Path) -> None:
     finally:
         view.clean()
         hub.die()
+
+
+def test_an_aborted_connection_is_a_crash(point: Path) -> None:
+    """Aborted by the kernel the mount is dead and stays: exit 1 and a line that says so."""
+    with mounted(FakeHub(PAGES), point) as view:
+        minor = os.minor(os.stat(point).st_dev)
+        control = "/sys/fs/fuse/connections"
+        script = f"mount -t fusectl none {control} && echo 1 > {control}/{minor}/abort"
+        subprocess.run(["unshare", "-m", "sh", "-c", script], check=True)
+        assert view.wait() == 1
+        assert "the kernel ended the session; the mount is dead" in view.said()
+        assert mounts_below(point) == [str(point)]
+        with pytest.raises(OSError, match="not connected"):
+            os.statvfs(point)
