@@ -10,7 +10,6 @@ Concurrency: one task; pages are fetched in batches, in the order of the snapsho
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import shutil
 import stat
@@ -93,7 +92,9 @@ async def _nodes(store: Store, view: View) -> AsyncIterator[tuple[int, bytes | N
             entry = view.entry(number)
             data = found[entry.version] if entry is not None else None
             if isinstance(data, ChromafuseError):
-                raise UserError(f"{printable(str(data))}; nothing was left half written") from data
+                raise UserError(
+                    f"{printable(str(data))}; the copy is not whole; `chromafuse verify` says more"
+                ) from data
             yield number, data
         inode = end
 
@@ -206,29 +207,38 @@ async def to_directory(store: Store, identity: Identity, target: str) -> Exporte
 
 
 class TarSink:
-    """Writes a PAX tar, in the order of the snapshot, owned by nobody in particular (uid and gid 0)."""
+    """Writes a PAX tar, in the order of the snapshot, owned by nobody in particular (uid and gid 0).
+
+    Block by block: TarFile needs a place that it can ask for its position, which a pipe is not, and its
+    streams write an end of their own accord, which an archive that was cut short must not have.
+    """
 
     def __init__(self, out: BinaryIO) -> None:
-        self._tar = tarfile.open(  # noqa: SIM115 - closed by finish; an archive cut short has no end mark
-            fileobj=out, mode="w|", format=tarfile.PAX_FORMAT
-        )
+        self._out = out
+        self._written = 0
 
     def enter(self, path: str, mtime_ns: int) -> None:
-        info = _tar_info(path, mtime_ns)
+        info = _tar_info(path + "/", mtime_ns)
         info.type, info.mode = tarfile.DIRTYPE, DIRECTORY_MODE
-        self._tar.addfile(info)
+        self._write(info.tobuf(tarfile.PAX_FORMAT))
 
     def page(self, path: str, data: bytes, mtime_ns: int) -> None:
         info = _tar_info(path, mtime_ns)
         info.size, info.mode = len(data), FILE_MODE
-        self._tar.addfile(info, io.BytesIO(data))
+        self._write(info.tobuf(tarfile.PAX_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE))
 
     def leave(self, path: str, mtime_ns: int) -> None:
         """A tar's directory is written when it is entered."""
 
     def finish(self) -> None:
-        """Write the end mark."""
-        self._tar.close()
+        """Write the end mark, and fill the last record."""
+        end = 2 * tarfile.BLOCKSIZE
+        self._write(bytes(end + -(self._written + end) % tarfile.RECORDSIZE))
+        self._out.flush()
+
+    def _write(self, data: bytes) -> None:
+        self._out.write(data)
+        self._written += len(data)
 
 
 def _tar_info(path: str, mtime_ns: int) -> tarfile.TarInfo:
@@ -241,11 +251,17 @@ def _tar_info(path: str, mtime_ns: int) -> tarfile.TarInfo:
 
 
 async def to_tar(store: Store, identity: Identity, out: BinaryIO) -> Exported:
-    """Write a tar to `out`."""
+    """Write a tar to `out`. Raises BrokenPipeError where nobody reads it to its end."""
     sink = TarSink(out)
-    exported = await export(store, identity, sink)
-    sink.finish()
-    out.flush()
+    try:
+        exported = await export(store, identity, sink)
+        sink.finish()
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise UserError(
+            f"cannot write the tar: {exc.strerror}; what there is of it is not whole"
+        ) from exc
     return exported
 
 

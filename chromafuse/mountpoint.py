@@ -39,7 +39,13 @@ def locate(path: str) -> str:
 
 def prepare(path: str, env: Mapping[str, str] = os.environ) -> runtime.Claim:
     """Claim the mountpoint `path`, as `locate` gives it, and see that a mount can go there. Raises UserError."""
-    claim = runtime.Claim.take(path, env)
+    try:
+        claim = runtime.Claim.take(path, env)
+    except runtime.Claimed:
+        _refuse_ours(
+            path, _top(path), mountinfo.probe(path)
+        )  # says more, where it is mounted by now
+        raise
     try:
         _require_free(path)
         claim.held += _lock_directory(path)
@@ -51,25 +57,26 @@ def prepare(path: str, env: Mapping[str, str] = os.environ) -> runtime.Claim:
 
 
 def _require_free(path: str) -> None:
-    shown = printable(path)
     top = _top(path)
     if top is not None and top.is_ours:
-        health = mountinfo.probe(path)
-        if health is Health.LIVE:
-            raise UserError(
-                f"{shown} is a mount of chromafuse already; `chromafuse umount {shown}` ends it"
-            )
-        if health is Health.HUNG:
-            raise UserError(
-                f"{shown} is a mount of chromafuse that does not answer; `chromafuse umount {shown}` ends it"
-            )
+        _refuse_ours(path, top, mountinfo.probe(path))
         clear(path)
         top = _top(path)
+    shown = printable(path)
     if top is not None and top.fstype != "autofs":
         raise UserError(
             f"{shown}: a file system is mounted there already ({top.fstype}); choose another mountpoint"
         )
     _require_empty_directory(path, shown, trigger=top is not None)
+
+
+def _refuse_ours(path: str, top: Mount | None, health: Health) -> None:
+    """Raise UserError for a mount of ours that is not dead."""
+    if top is None or not top.is_ours or health is Health.DEAD:
+        return
+    what = "already" if health is Health.LIVE else "that does not answer"
+    shown = printable(path)
+    raise UserError(f"{shown} is a mount of chromafuse {what}; `chromafuse umount {shown}` ends it")
 
 
 def _top(path: str) -> Mount | None:

@@ -32,6 +32,10 @@ _ANSWER_MAX = 1 << 20  # bytes
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: see SO_PEERCRED in unix(7)
 
 
+class Claimed(UserError):
+    """Somebody else has the mountpoint."""
+
+
 def directory(env: Mapping[str, str] = os.environ) -> Path:
     """Return the directory of this user: below XDG_RUNTIME_DIR, else /run for root, else below /tmp."""
     if os.path.isabs(env.get("XDG_RUNTIME_DIR", "")):
@@ -88,13 +92,13 @@ class Claim:
 
     @classmethod
     def take(cls, mountpoint: str, env: Mapping[str, str] = os.environ) -> Claim:
-        """Take the lock of `mountpoint`. Raises UserError where somebody has it."""
+        """Take the lock of `mountpoint`. Raises Claimed where somebody has it."""
         path, key = directory(env), key_of(mountpoint)
         found = open_directory(path, create=True)
         lock = _lock(found, f"{key}.lock")
         if lock is None:
             os.close(found)
-            raise UserError(
+            raise Claimed(
                 f"another chromafuse is mounting on {printable(mountpoint)}, or is at its end there; "
                 "see `chromafuse status`"
             )

@@ -45,7 +45,7 @@ START = (
     90.0  # s from the start to a mount that answers; a large tree from a slow store takes its time
 )
 CHECK = 10.0  # s for the first read through the mount
-STOP = 5.0  # s that view and hub have to end
+STOP = 5.0  # s that a child has to end
 KILLED = (
     1.0  # s from SIGKILL to the abort of the connection: a view in a notify call stays a zombie
 )

@@ -75,12 +75,12 @@ cp -a "$checkout/examples/site" site
 cp "$checkout/examples/acl.toml" acl.toml
 
 say 'A directory of documentation goes into Chroma …'
-must 'chromafuse ingest site store --acl acl.toml'
+must 'chromafuse ingest site ./store --acl acl.toml'
 
 say '… and comes back as three directories, one for each identity.'
-must 'chromafuse mount store anonymous --daemon'
-must 'chromafuse mount store billing --group billing --daemon'
-must 'chromafuse mount store operator --unrestricted --daemon'
+must 'chromafuse mount ./store anonymous --daemon'
+must 'chromafuse mount ./store billing --group billing --daemon'
+must 'chromafuse mount ./store operator --unrestricted --daemon'
 show 'findmnt -t fuse.chromafuse -o TARGET,SOURCE,FSTYPE | grep "TARGET\|$PWD/"'
 
 say 'Plain tools, plain files.'
