@@ -48,6 +48,7 @@ class Line:
         self._socket = trio.socket.from_stdlib_socket(end)
         self._questions: dict[str, _Question] = {}
         self._sending = trio.Lock()
+        self._closed = False
 
     async def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send one line, with descriptors. A child that is gone is not told: its end is seen elsewhere."""
@@ -59,8 +60,9 @@ class Line:
                     data = data[await self._socket.sendmsg([data], fds) :]
                 while data:
                     data = data[await self._socket.send(data) :]
-        except (BrokenPipeError, ConnectionResetError, trio.ClosedResourceError):
-            return
+        except (OSError, trio.ClosedResourceError) as exc:
+            if not (self._closed or isinstance(exc, BrokenPipeError | ConnectionResetError)):
+                raise
 
     async def read(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the events that answer no question, until the child closes."""
@@ -93,13 +95,17 @@ class Line:
 
     def close(self) -> None:
         """Close it, which is the child's end."""
+        self._closed = True
         self._socket.close()
 
     async def _receive(self) -> bytes:
         try:
             return await self._socket.recv(65536)
-        except (ConnectionResetError, trio.ClosedResourceError):
-            return b""
+        except (OSError, trio.ClosedResourceError) as exc:
+            # Closed while a byte was on its way to us: trio then finds a bad descriptor.
+            if self._closed or isinstance(exc, ConnectionResetError):
+                return b""
+            raise
 
 
 class _Question:
