@@ -72,12 +72,14 @@ class Client:
         """Say HELLO; return the greeting, and the snapshot where one came."""
         self.socket.sendall(wire.hello(generation, digest))
         first = self.frame()
-        assert first is not None and first.type is wire.Type.GREETING
+        assert first is not None
+        assert first.type is wire.Type.GREETING
         greeting = wire.parse_greeting(first.payload)
         encoded = b""
         while len(encoded) < greeting.length:
             part = self.frame()
-            assert part is not None and part.type is wire.Type.SNAPSHOT
+            assert part is not None
+            assert part.type is wire.Type.SNAPSHOT
             encoded += part.payload
         return greeting, wire.decode_snapshot(encoded) if encoded else None
 
@@ -102,7 +104,9 @@ class Client:
                     return frame.request, data
         raise AssertionError("the link ended before the answer")
 
-    def read(self, generation: int, inode: int, offset: int = 0, size: int = 1 << 20) -> bytes | int:
+    def read(
+        self, generation: int, inode: int, offset: int = 0, size: int = 1 << 20
+    ) -> bytes | int:
         """Ask, and return the bytes or the errno."""
         request = self.ask(generation, inode, offset, size)
         answered, outcome = self.answer()

@@ -1,0 +1,388 @@
+"""Page bytes in the hub: the cache's bounds, one fetch for all, batches, outages, what is gone and damaged."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chromafuse.errors import (
+    ChromafuseError,
+    NotPublished,
+    PageGone,
+    RecordDamaged,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from chromafuse.hub import pages as hub_pages
+from chromafuse.hub.health import PROBE, Health
+from chromafuse.hub.pages import BATCH_BYTES, BATCH_PAGES, CALLS, PageCache, Pages
+from chromafuse.hub.session import DEADLINE
+from chromafuse.model.access import PUBLIC
+from chromafuse.model.entry import TreeEntry
+from tests.support.logguard import LogGuard
+from tests.support.publishing import run
+
+
+def entry(number: int, size: int = 10) -> TreeEntry:
+    """Return the entry of a page that no store holds."""
+    return TreeEntry(f"page {number}", PUBLIC, number.to_bytes(16, "big"), 1, size, 5)
+
+
+class Fake:
+    """A loader that answers when the test lets it, and says what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+        self.open = trio.Event()
+        self.open.set()
+        self.outcome: Callable[[TreeEntry], bytes | ChromafuseError] = lambda found: bytes(
+            found.size
+        )
+        self.listed: set[bytes] = set()
+        self.health = Health()
+
+    async def load(self, entries: Sequence[TreeEntry]) -> dict[bytes, bytes | ChromafuseError]:
+        self.calls.append([int.from_bytes(found.version, "big") for found in entries])
+        await self.open.wait()
+        await trio.lowlevel.checkpoint()
+        return {found.version: self.outcome(found) for found in entries}
+
+    async def list(self) -> set[bytes]:
+        await trio.lowlevel.checkpoint()
+        return self.listed
+
+
+def with_pages(
+    body: Callable[[Fake, Pages], Awaitable[None]], memory: int = hub_pages.MEMORY
+) -> None:
+    """Run `body` on fresh pages over a fake loader."""
+
+    async def main() -> None:
+        fake = Fake()
+        async with trio.open_nursery() as nursery:
+            await body(fake, Pages(nursery, fake.health, fake.load, fake.list, memory=memory))
+
+    run(main)
+
+
+# -- the cache -----------------------------------------------------------------------------------------
+
+
+@given(
+    limit=st.integers(1, 40),
+    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60),
+    sizes=st.lists(st.integers(0, 60), min_size=10, max_size=10),
+)
+def test_the_cache_is_a_bounded_lru(
+    limit: int, steps: list[tuple[bool, int]], sizes: list[int]
+) -> None:
+    """For any use the cache holds what a naive list of the last used pages within the bound would."""
+    cache = PageCache(limit)
+    model: OrderedDict[int, int] = OrderedDict()
+    large = None
+    for put, number in steps:
+        version, size = bytes([number]), sizes[number]
+        if put and size > limit:
+            large = number
+        elif put and number not in model:
+            model[number] = size
+            while sum(model.values()) > limit:
+                model.popitem(last=False)
+        elif not put and number in model:
+            model.move_to_end(number)
+        if put:
+            cache.put(version, bytes(size))
+        else:
+            held = number in model or number == large
+            assert cache.get(version) == (bytes(size) if held else None)
+        assert cache.size == sum(model.values()) + (sizes[large] if large is not None else 0)
+
+
+# -- fetching ------------------------------------------------------------------------------------------
+
+
+def test_many_readers_of_one_page_cause_one_fetch() -> None:
+    """A hundred reads of an uncached page are one store call, and later reads are none."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        found = []
+
+        async def read() -> None:
+            found.append(await pages.get(entry(1)))
+
+        fake.open = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            fake.open.set()
+        await read()
+        assert found == [bytes(10)] * 101
+        assert (fake.calls, pages.fetches) == ([[1]], 1)
+
+    with_pages(body)
+
+
+def test_a_reader_that_gives_up_takes_nobody_along() -> None:
+    """The first reader is cancelled while its fetch is under way; the others get the page, by one call."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        fake.open = trio.Event()
+        found: list[bytes] = []
+
+        async def read() -> None:
+            found.append(await pages.get(entry(1)))
+
+        async with trio.open_nursery() as nursery:
+            with trio.move_on_after(1):
+                await read()
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            fake.open.set()
+        assert (found, fake.calls) == ([bytes(10)], [[1]])
+
+    with_pages(body)
+
+
+def test_pages_wanted_meanwhile_go_together() -> None:
+    """While every allowed call is under way pages queue up, and go in as few calls as the bounds allow."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        fake.open = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for number in range(CALLS):
+                nursery.start_soon(pages.get, entry(number))
+                await trio.testing.wait_all_tasks_blocked()
+            for number in range(CALLS, CALLS + BATCH_PAGES + 10):
+                nursery.start_soon(pages.get, entry(number))
+            await trio.testing.wait_all_tasks_blocked()
+            assert fake.calls == [[number] for number in range(CALLS)]
+            fake.open.set()
+        assert [len(call) for call in fake.calls[CALLS:]] == [BATCH_PAGES, 10]
+        assert sorted(chain(*fake.calls)) == list(range(CALLS + BATCH_PAGES + 10))
+
+    with_pages(body)
+
+
+def test_large_pages_do_not_go_together() -> None:
+    """A call asks for a bounded number of bytes; a page over the bound goes alone."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        sizes = [BATCH_BYTES + 1, BATCH_BYTES // 2, BATCH_BYTES // 2, 1]
+        async with trio.open_nursery() as nursery:
+            for number, size in enumerate(sizes):
+                nursery.start_soon(pages.get, entry(number, size))
+        by_size = [sorted(sizes[number] for number in call) for call in fake.calls]
+        assert all(sum(call) <= BATCH_BYTES or len(call) == 1 for call in by_size)
+        assert sorted(chain(*by_size)) == sorted(sizes)
+
+    with_pages(body)
+
+
+def test_a_page_over_the_memory_is_fetched_once_for_all_its_reads() -> None:
+    """A page that is larger than the cache is kept while it is the one that is read."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        for _ in range(64):
+            assert await pages.get(entry(1, 5_000)) == bytes(5_000)
+        await pages.get(entry(2, 5_000))
+        await pages.get(entry(1, 5_000))
+        assert fake.calls == [[1], [2], [1]]
+
+    with_pages(body, memory=1_000)
+
+
+# -- outages -------------------------------------------------------------------------------------------
+
+
+def test_an_outage_is_told_once_and_ends_with_the_next_answer(log_guard: LogGuard) -> None:
+    """A store that is down fails each read with its own error, is logged once, and once more when it is back."""
+    log_guard.expect("the store does not answer: StoreUnavailable: gone")
+    log_guard.expect("the store answers again")
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        good = fake.load
+
+        async def fail(entries: Sequence[TreeEntry]) -> dict[bytes, bytes | ChromafuseError]:
+            raise StoreUnavailable("gone")
+
+        pages._load = fail
+        for number in range(20):
+            with pytest.raises(StoreUnavailable):
+                await pages.get(entry(number))
+        assert not fake.health.up
+        pages._load = good
+        assert await pages.get(entry(1)) == bytes(10)
+        assert fake.health.up
+
+    with_pages(body)
+    assert len(log_guard.handler.records) == 2
+
+
+def test_what_nobody_waits_for_is_not_fetched_after_an_outage() -> None:
+    """Reads that timed out in the queue leave nothing behind for the store to answer first."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        fake.open = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for number in range(CALLS):
+                nursery.start_soon(pages.get, entry(number))
+                await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(DEADLINE):
+                async with trio.open_nursery() as readers:
+                    for number in range(100, 200):
+                        readers.start_soon(pages.get, entry(number))
+            nursery.start_soon(pages.get, entry(500))
+            await trio.testing.wait_all_tasks_blocked()
+            fake.open.set()
+        assert fake.calls == [[number] for number in range(CALLS)] + [[500]]
+        assert await pages.get(entry(100)) == bytes(10)
+
+    with_pages(body)
+
+
+@pytest.mark.expect_log("the store does not answer")
+@pytest.mark.expect_log("the store answers again")
+def test_a_store_that_is_down_is_looked_at_until_it_answers() -> None:
+    """Without any reader the state turns back within the time between two looks; up, nobody looks."""
+
+    async def main() -> None:
+        health = Health()
+        looks: list[float] = []
+
+        async def look() -> None:
+            looks.append(trio.current_time())
+            if len(looks) < 3:
+                raise StoreTimeout("still hanging")
+            if len(looks) == 3:
+                raise NotPublished("it answers, and that is what counts here")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(health.probe, look)
+            await trio.sleep(100)
+            assert looks == []
+            health.note(StoreTimeout("hangs"), trio.current_time())
+            start = trio.current_time()
+            await health.changed()
+            assert health.up
+            assert [round(at - start) for at in looks] == [PROBE, 2 * PROBE, 3 * PROBE]
+            await trio.sleep(100)
+            nursery.cancel_scope.cancel()
+        assert len(looks) == 3
+
+    run(main)
+
+
+def test_an_old_failure_says_nothing_of_a_store_that_has_answered_since() -> None:
+    """A call that began before another one was answered and now gives up does not turn the state."""
+
+    async def main() -> None:
+        health = Health()
+        started = trio.current_time()
+        await trio.sleep(1)
+        health.note(None, trio.current_time())
+        health.note(StoreTimeout("late"), started)
+        assert health.up
+
+    run(main)
+
+
+# -- gone and damaged ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [PageGone("no chunk"), RecordDamaged("a chunk is missing")])
+def test_what_is_wrong_and_not_listed_any_more_was_replaced(wrong: ChromafuseError) -> None:
+    """Chunks that the collector took, in whole or in part, are PageGone, and no log line."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        fake.outcome = lambda _: wrong
+        with pytest.raises(PageGone, match="page 1 was replaced"):
+            await pages.get(entry(1))
+
+    with_pages(body)
+
+
+@pytest.mark.parametrize("wrong", [PageGone("no chunk"), RecordDamaged("a chunk is missing")])
+def test_what_is_wrong_and_listed_is_damaged(wrong: ChromafuseError, log_guard: LogGuard) -> None:
+    """A page of the published tree that is not there is RecordDamaged, logged once until it is mended."""
+    log_guard.expect(f"damaged page: {wrong}")
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        fake.listed = {entry(1).version}
+        fake.outcome = lambda _: wrong
+        for _ in range(3):
+            with pytest.raises(RecordDamaged):
+                await pages.get(entry(1))
+        assert len(log_guard.handler.records) == 1
+        fake.outcome = lambda _: b"mended"
+        assert await pages.get(entry(1)) == b"mended"
+
+    with_pages(body)
+
+
+def test_one_wrong_page_does_not_harm_its_batch(log_guard: LogGuard) -> None:
+    """Pages that came in one call with a damaged one are served."""
+    log_guard.expect("damaged page: bad bytes")
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        fake.listed = {entry(1).version}
+        fake.outcome = lambda found: (
+            RecordDamaged("bad bytes") if found.version == entry(1).version else b"good"
+        )
+        found: list[object] = []
+
+        async def read(number: int) -> None:
+            try:
+                found.append(await pages.get(entry(number)))
+            except ChromafuseError as exc:
+                found.append(str(exc))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(read, number)
+        assert sorted(map(str, found)) == ["b'good'", "b'good'", "bad bytes"]
+        assert len(fake.calls) == 1
+
+    with_pages(body)
+
+
+@pytest.mark.expect_log("what is published cannot be read: the collection was made anew")
+def test_a_root_that_is_gone_fails_the_read_as_what_it_is(log_guard: LogGuard) -> None:
+    """Where the published tree cannot be read either, the read fails with that, logged once, never served."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        async def listed() -> set[bytes]:
+            raise NotPublished("the collection was made anew")
+
+        pages._listed = listed
+        fake.outcome = lambda _: PageGone("no chunk")
+        for _ in range(3):
+            with pytest.raises(NotPublished):
+                await pages.get(entry(1))
+        assert len(log_guard.handler.records) == 1
+
+    with_pages(body)
+
+
+@pytest.mark.expect_log("a fetch failed by a bug")
+def test_a_bug_in_a_fetch_fails_its_reads_alone() -> None:
+    """An exception that nobody foresaw is a traceback in the log and an error for the readers; the hub lives."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        def bug(_: TreeEntry) -> bytes:
+            raise ZeroDivisionError
+
+        good, fake.outcome = fake.outcome, bug
+        with pytest.raises(ChromafuseError, match="given up"):
+            await pages.get(entry(1))
+        fake.outcome = good
+        assert await pages.get(entry(1)) == bytes(10)
+
+    with_pages(body)
