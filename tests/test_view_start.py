@@ -139,7 +139,7 @@ def test_a_user_mounts_through_fusermount(
         done = subprocess.run([*inside, *user, *look], capture_output=True, text=True, check=True)
         assert done.stdout == f"first\n{NOBODY}:-r--r--r--\n"
         table = Path(f"/proc/{view.process.pid}/mountinfo").read_text(encoding="utf-8")
-        (line,) = [line for line in table.splitlines() if "fuse.chromafuse" in line]
+        (line,) = [line for line in table.splitlines() if line.split(" ")[4] == str(point)]
         assert " ro,nosuid,nodev,noexec," in line
         assert view.terminate() == 0
         assert view.said() == ""

@@ -49,6 +49,7 @@ class Options:
     mountpoint: str
     allow_other: bool
     deadline: float
+    grace: float
 
 
 class ConnectionAborted(Exception):
@@ -132,7 +133,7 @@ class Process:
         await self._end.wait()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_at_hurry, nursery.cancel_scope)
-            await mounting.unmount_within(mounted, GRACE)
+            await mounting.unmount_within(mounted, self._options.grace)
             nursery.cancel_scope.cancel()
         self._link.stop()
         pyfuse3.terminate()
@@ -207,5 +208,8 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--mountpoint", required=True)
     parser.add_argument("--allow-other", action="store_true")
     parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds for one read")
+    parser.add_argument("--grace", type=float, default=GRACE, help="seconds for a mount in use")
     found = parser.parse_args(arguments)
-    return Options(found.control_fd, found.mountpoint, found.allow_other, found.deadline)
+    return Options(
+        found.control_fd, found.mountpoint, found.allow_other, found.deadline, found.grace
+    )
