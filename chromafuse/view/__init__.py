@@ -1,1 +1,1 @@
-"""One identity's mount: the only package that imports pyfuse3. It imports wire and model, nothing else of ours but errors."""
+"""One identity's mount, and the only package that imports pyfuse3. Of ours: wire, model, errors."""
