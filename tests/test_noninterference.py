@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from chromafuse.model.access import Access
@@ -38,7 +38,7 @@ TOOLS = [
     ["ls", "-laiR", "--time-style=full-iso", "."],
     ["find", ".", "-ls"],
     ["stat", "-f", "-c", "%a %b %c %d %f %l %s %S %t", "."],
-    ["sh", "-c", "grep -rn '' . || true"],
+    ["sh", "-c", "grep -arn '' . || true"],
     ["cat", ".chromafuse/status"],
 ]
 
@@ -81,7 +81,7 @@ _numbers = itertools.count()
 
 
 @given(site=sites, others=sites, identity=st.sampled_from(sorted(IDENTITIES)))
-@settings(max_examples=4, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 def test_hidden_pages_change_nothing(
     chroma_server: ChromaServer,
     mount_root: Path,
@@ -104,7 +104,7 @@ def test_hidden_pages_change_nothing(
 
 
 @given(site=sites, identity=st.sampled_from(sorted(IDENTITIES)))
-@settings(max_examples=4, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 def test_what_is_visible_is_what_the_rules_allow(
     chroma_server: ChromaServer,
     mount_root: Path,
