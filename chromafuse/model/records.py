@@ -299,6 +299,10 @@ def _decompress(packed: bytes, root: Root) -> bytes:
 
         with gzip.open(_bytes_file(packed)) as stream:
             return stream.read(root.size + 1)
+    # The bound below is for frames that do not say their size; one that does is unpacked whole.
+    size = zstandard.frame_content_size(packed)
+    if size > root.size:
+        raise RecordDamaged(f"the path tree unpacks to {size} bytes, the root promises {root.size}")
     return zstandard.ZstdDecompressor().decompress(packed, max_output_size=root.size)
 
 
