@@ -15,7 +15,7 @@ from ..errors import ChromafuseError, NotPublished, PageGone, RecordDamaged
 from ..model.records import ROOT_ID, Root, TreeEntry, assemble, decode_root, join_tree
 from .protocol import Row, Store
 
-_LARGE = 1 << 20  # bytes of pages that are put together in a thread, so that others are served meanwhile
+_LARGE = 1 << 20  # bytes of pages that are put together in a thread: others are served meanwhile
 
 
 async def load_root(store: Store) -> Root:
