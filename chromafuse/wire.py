@@ -28,6 +28,7 @@ from enum import IntEnum
 from typing import Any
 
 from .errors import ProtocolError
+from .model.names import NAME_MAX
 from .model.snapshot import DIRECTORY, Snapshot
 
 VERSION = 1
@@ -242,6 +243,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
     parents, ends, name_ends, sizes, mtimes = columns
     snapshot = Snapshot(generation, parents, ends, sizes, mtimes, name_ends, data[at:])
     _check_tree(snapshot)
+    _check_names(snapshot)
     return snapshot
 
 
@@ -271,6 +273,18 @@ def _check_tree(snapshot: Snapshot) -> None:
         previous = name_end
     if previous != len(snapshot.blob):
         raise ProtocolError("a snapshot with names left over")
+
+
+def _check_names(snapshot: Snapshot) -> None:
+    """Check that each name is one that the kernel takes, and comes behind its neighbour in byte order."""
+    if b"/" in snapshot.blob or b"\0" in snapshot.blob:
+        raise ProtocolError("a name with a slash or a NUL in a snapshot")
+    latest: dict[int, bytes] = {}  # by directory
+    for node in range(1, len(snapshot)):
+        name, parent = snapshot.name(node + 1), snapshot.parents[node]
+        if name <= latest.get(parent, b"") or name in (b".", b"..") or len(name) > NAME_MAX:
+            raise ProtocolError(f"the name of node {node} of a snapshot does not fit")
+        latest[parent] = name
 
 
 def snapshot_digest(encoded: bytes, versions: bytes) -> bytes:
