@@ -8,6 +8,7 @@ Concurrency: stateless; every function blocks, so an event loop calls them in a 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -29,6 +30,7 @@ _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # umount(2)
 _LINKS = 40  # symbolic links followed, as the kernel does
 _FUSERMOUNT_TIME = 10.0  # s
+_REAP = 0.1  # s
 
 # Exits with 0, or the errno. A second argument is a file to be read as well.
 _PROBE_CODE = """\
@@ -194,7 +196,11 @@ def _ask(arguments: list[str], timeout: float) -> int | None:
     try:
         return child.wait(timeout)
     except subprocess.TimeoutExpired:
-        child.kill()  # takes effect when the request is answered or the connection aborted
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(
+                _REAP
+            )  # in vain where it waits in the kernel: until the connection is aborted
         return None
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from . import mountinfo, runtime
 from .errors import UserError
 from .mountinfo import Health, Mount
-from .text import printable
+from .text import printable, quoted
 
 DEVICE = "/dev/fuse"
 GONE = 15.0  # s that a supervisor has to end after its mount is gone
@@ -76,7 +76,9 @@ def _refuse_ours(path: str, top: Mount | None, health: Health) -> None:
         return
     what = "already" if health is Health.LIVE else "that does not answer"
     shown = printable(path)
-    raise UserError(f"{shown} is a mount of chromafuse {what}; `chromafuse umount {shown}` ends it")
+    raise UserError(
+        f"{shown} is a mount of chromafuse {what}; `chromafuse umount {quoted(path)}` ends it"
+    )
 
 
 def _top(path: str) -> Mount | None:
@@ -97,7 +99,9 @@ def _require_empty_directory(path: str, shown: str, *, trigger: bool) -> None:
                     f"{shown} is not empty; choose an empty directory, a mount would hide what is in it"
                 )
     except FileNotFoundError:
-        raise UserError(f"there is no directory {shown}; make it: mkdir -p {shown}") from None
+        raise UserError(
+            f"there is no directory {shown}; make it: mkdir -p {quoted(path)}"
+        ) from None
     except OSError as exc:
         raise UserError(f"cannot look at the mountpoint {shown}: {exc.strerror}") from exc
 
@@ -184,8 +188,8 @@ def _unmount(path: str, *, lazy: bool) -> None:
     except OSError as exc:
         if exc.errno == errno.EBUSY:
             raise UserError(
-                f"{shown} is in use; end what uses it (`fuser -vm {shown}` lists it), or detach it with "
-                f"`umount -l {shown}`"
+                f"{shown} is in use; end what uses it (`fuser -vm {quoted(path)}` lists it), or detach it with "
+                f"`umount -l {quoted(path)}`"
             ) from exc
         raise UserError(
             f"cannot unmount {shown}: {exc.strerror}; only who mounted it and root may"

@@ -12,7 +12,7 @@ from typing import Any
 from . import mountinfo, runtime
 from .errors import UserError
 from .mountinfo import Health
-from .text import printable
+from .text import printable, quoted
 
 COLUMNS = ("MOUNTPOINT", "STATE", "PAGES", "IDENTITY", "STORE", "COLLECTION")
 _PROBE = 1.5  # s; an answer comes within 2 s whatever hangs
@@ -65,8 +65,8 @@ def _mount(key: str, path: str | None) -> dict[str, Any]:
         }  # fmt: skip
     health = mountinfo.probe(path, timeout=_PROBE)
     notes = {
-        Health.DEAD: f"its processes are gone; `chromafuse umount {printable(path)}` clears it",
-        Health.HUNG: f"it does not answer; `chromafuse umount {printable(path)}` ends it",
+        Health.DEAD: f"its processes are gone; `chromafuse umount {quoted(path)}` clears it",
+        Health.HUNG: f"it does not answer; `chromafuse umount {quoted(path)}` ends it",
         Health.LIVE: "no supervisor of yours: another user's mount, or another runtime directory's",
     }
     return {"mountpoint": path, "state": health.value, "note": notes[health]}

@@ -37,7 +37,7 @@ from .errors import UserError
 from .model.access import Identity
 from .mountinfo import Mount
 from .store.location import StoreLocation
-from .text import printable
+from .text import printable, quoted
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +139,7 @@ class Supervisor:
     ) -> None:
         self._job = job
         self._shown = printable(job.mountpoint)
+        self._quoted = quoted(job.mountpoint)
         self._listener = listener
         self._announce = announce
         self._capture = capture  # children's stderr goes to our log
@@ -253,7 +254,7 @@ class Supervisor:
                     self._mount = None  # it stays
                     raise UserError(
                         f"{self._shown}: the view died ({self._view.ended}); the mount is left dead on purpose, "
-                        f"the next `chromafuse mount` clears it, or `chromafuse umount {self._shown}`"
+                        f"the next `chromafuse mount` clears it, or `chromafuse umount {self._quoted}`"
                     )
                 case _:
                     self._note(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 
@@ -11,6 +12,11 @@ def printable(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
         for char in text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     )
+
+
+def quoted(path: str) -> str:
+    """Return `path` as a word of a shell command to be shown."""
+    return shlex.quote(printable(path))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,214 @@
+"""The command line as such: words, exit codes, and how every kind of end looks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from chromafuse import __version__, cli
+from chromafuse.errors import StoreMissing, UsageError, UserError
+from chromafuse.model.access import Identity, Kind
+from tests.support.mounts import small_store  # noqa: F401
+from tests.support.program import PROGRAM, chromafuse, environment, ok
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = ["export", "ingest", "mount", "status", "umount", "verify"]
+
+
+def parse(*words: str) -> argparse.Namespace:
+    """Parse a command line as `main` does."""
+    return cli._parser(words[0]).parse_args(words)
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    """--version prints name and version, and nothing else."""
+    assert ok(chromafuse(tmp_path, "--version")) == f"chromafuse {__version__}\n"
+
+
+def test_without_words_there_is_help(tmp_path: Path) -> None:
+    """A bare `chromafuse` prints its help and exits 2; --help prints the same and exits 0."""
+    bare, asked = chromafuse(tmp_path), chromafuse(tmp_path, "--help")
+    assert (bare.returncode, asked.returncode) == (2, 0)
+    assert bare.stdout == asked.stdout
+    assert (bare.stderr, asked.stderr) == ("", "")
+    assert sorted(re.findall(r"^    (\w+)  ", asked.stdout, re.MULTILINE)) == COMMANDS
+
+
+def test_commands_are_those_that_exist() -> None:
+    """There is no command of a later time."""
+    assert sorted(cli.COMMANDS) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(tmp_path: Path, command: str) -> None:
+    """`COMMAND --help` succeeds and says what the command does."""
+    said = ok(chromafuse(tmp_path, command, "--help"))
+    assert cli.COMMANDS[command].help in said
+
+
+def test_help_loads_nothing_slow(tmp_path: Path) -> None:
+    """Neither help nor status waits for an event loop, a store or a terminal library."""
+    code = (
+        "import sys; from chromafuse.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    for words in (["--help"], ["mount", "--help"], ["status"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            env=environment(tmp_path),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        loaded = set(done.stderr.split())
+        assert loaded & {"trio", "rich", "httpx", "chromadb", "pyfuse3", "orjson", "yaml"} == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "identity"),
+    [
+        ([], Identity()),
+        (["--authenticated"], Identity(Kind.AUTHENTICATED)),
+        (["--group", "a"], Identity(Kind.AUTHENTICATED, frozenset("a"))),
+        (["--group", "a", "--group", "b"], Identity(Kind.AUTHENTICATED, frozenset("ab"))),
+        (["--authenticated", "--group", "a"], Identity(Kind.AUTHENTICATED, frozenset("a"))),
+        (["--unrestricted"], Identity(Kind.UNRESTRICTED)),
+    ],
+)
+@pytest.mark.parametrize("command", ["mount", "export"])
+def test_identities(command: str, words: list[str], identity: Identity) -> None:
+    """No option is anonymous, a group implies a login, and the operator is named."""
+    assert cli._identity(parse(command, "s", "t", *words)) == identity
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--unrestricted", "--group", "a"], ["--unrestricted", "--authenticated"], ["--group", ""]],
+)
+def test_one_identity_only(words: list[str]) -> None:
+    """Two kinds of identity, and a group without a name, are usage errors."""
+    with pytest.raises(UsageError):
+        cli._identity(parse("mount", "s", "t", *words))
+
+
+@pytest.mark.parametrize(
+    ("options", "allow_other"),
+    [
+        ([], False),
+        (["ro"], False),
+        (["allow_other,ro"], True),
+        (["defaults,_netdev,noauto", "user,nofail,noexec,nodev,nosuid,noatime"], False),
+        (["x-systemd.automount,x-gvfs-hide,comment=a b"], False),
+    ],
+)
+def test_words_of_mount(options: list[str], allow_other: bool) -> None:
+    """allow_other counts, what mount(8) itself means is ignored."""
+    assert cli._mount_options(options) is allow_other
+
+
+@pytest.mark.parametrize(
+    "option", ["rw", "suid", "dev", "exec", "uid=0", "", "ro,,ro", "ALLOW_OTHER"]
+)
+def test_other_words_are_refused(option: str) -> None:
+    """What this mount cannot be is a usage error, never ignored."""
+    with pytest.raises(UsageError):
+        cli._mount_options([option])
+
+
+# -- ends
+
+
+def fails_with(*exceptions: BaseException) -> tuple[int, str]:
+    """Return what becomes of a command that ends so."""
+
+    def run() -> int:
+        if len(exceptions) == 1:
+            raise exceptions[0]
+        raise BaseExceptionGroup("several", exceptions)
+
+    return cli.outcome_of(run)
+
+
+def test_a_users_mistake_is_a_line() -> None:
+    """The line and the exit code are the error's own, also out of a group."""
+    assert fails_with(UserError("no")) == (1, "no")
+    assert fails_with(UsageError("no")) == (2, "no")
+    assert fails_with(BaseExceptionGroup("", [UserError("no")])) == (1, "no")
+    assert fails_with(KeyboardInterrupt()) == (130, "")
+    assert fails_with(UserError("no"), KeyboardInterrupt()) == (130, "")
+
+
+def test_a_bug_is_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """Anything else is shown whole, also when a user's mistake came with it."""
+    assert fails_with(KeyError("x"), UserError("no")) == (1, "")
+    assert "KeyError: 'x'" in capsys.readouterr().err
+    assert fails_with(StoreMissing("unexplained")) == (1, "")
+    assert "StoreMissing: unexplained" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    """A broken pipe ends a command without a word."""
+    done = subprocess.run(
+        ["sh", "-c", '{ sleep 0.3; exec "$@"; } | true; :', "sh", *PROGRAM, "--help"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.chroma
+def test_verify_reports(tmp_path: Path, store: Path) -> None:
+    """`verify` of a whole store says so, and exits 0; --json holds all of it."""
+    assert re.fullmatch(
+        r"generation 1: 4 pages, 3 chunks, \d+ bytes right; 0 old records, 0 not ours\n",
+        ok(chromafuse(tmp_path, "verify", store)),
+    )
+    report = json.loads(ok(chromafuse(tmp_path, "verify", store, "--json")))
+    assert (report["ok"], report["pages"], report["problems"]) == (True, 4, [])
+
+
+def test_ctrl_c_is_130(tmp_path: Path) -> None:
+    """An interrupted command exits as shells expect, without a traceback."""
+    code = (
+        "import signal, os\nfrom chromafuse import cli\nimport sys\n"
+        "sys.exit(cli.outcome_of(lambda: os.kill(os.getpid(), signal.SIGINT) or 0)[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(tmp_path), capture_output=True, text=True, check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+# -- the unit
+
+
+def test_the_unit_starts_what_exists() -> None:
+    """The unit's command line is one that the parser takes, with every variable replaced."""
+    unit = (ROOT / "systemd" / "chromafuse@.service").read_text()
+    commands = re.findall(r"^Exec\w+=/usr/bin/env chromafuse (.*)$", unit, re.MULTILINE)
+    assert len(commands) == 1
+    words = commands[0].replace("${STORE}", "./s").replace("${MOUNTPOINT}", "/m")
+    args = parse(*words.replace("$OPTIONS", "--group billing --allow-other").split())
+    assert (args.command, args.store, args.mountpoint, args.daemon) == ("mount", "./s", "/m", False)
+    assert "\nType=notify\n" in unit
+    assert "\nRestartPreventExitStatus=2\n" in unit
+
+
+def test_the_console_script_is_this_main() -> None:
+    """The installed command and `python -m chromafuse` are one function."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"chromafuse": "chromafuse.cli:main"}
