@@ -13,6 +13,7 @@ import json
 import logging
 import logging.handlers
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -80,18 +81,19 @@ def detach(log: Log) -> Outcome | Parent:
         return _await(reading, child)
     os.close(reading)
     os.setsid()
-    if os.fork():  # so that no terminal can become ours again
-        os._exit(0)
     os.chdir("/")
     _redirect(log)
     return Parent(writing)
 
 
 def _await(reading: int, child: int) -> Outcome:
-    os.waitpid(child, 0)
-    said = b""
     with open(reading, "rb") as pipe:
-        said = pipe.read()
+        try:
+            said = pipe.read()
+        except KeyboardInterrupt:  # a Ctrl-C does not reach another session
+            os.kill(child, signal.SIGTERM)
+            pipe.read()
+            raise
     if not said:
         return Outcome(1, "the daemon ended without a word; see its log")
     code, line = json.loads(said)

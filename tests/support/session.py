@@ -43,11 +43,11 @@ def create_root() -> tuple[Path, IO[str]]:
 def mounts_below(root: Path) -> list[str]:
     """Return the mountpoints of our type at or below `root`, the innermost first."""
     found = []
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        before, _, after = line.partition(" - ")
-        point = before.split(" ")[4].encode().decode("unicode_escape").encode("latin-1").decode()
+    for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n")[:-1]:
+        before, _, after = line.partition(b" - ")
+        point = os.fsdecode(before.split(b" ")[4].decode("unicode_escape").encode("latin-1"))
         inside = point == str(root) or point.startswith(f"{root}/")
-        if inside and after.split(" ")[0] == FSTYPE:
+        if inside and after.split(b" ")[0] == FSTYPE.encode():
             found.append(point)
     return found[::-1]
 
