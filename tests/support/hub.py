@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,14 @@ class HubProcess:
         """Return the pids of the hub's own children."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [int(pid) for pid in path.read_text().split()]
+
+    def worker(self) -> int:
+        """Return the pid of the hub's store worker, 0 where it has none yet."""
+        for pid in self.children():
+            with suppress(FileNotFoundError):
+                if b"chromafuse.store.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return 0
 
     def close(self) -> None:
         """End the hub, whatever state it is in."""
