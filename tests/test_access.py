@@ -104,8 +104,29 @@ def test_the_stored_form_is_read_back(access: Access) -> None:
 
 def test_what_was_malformed_is_stored_as_hidden() -> None:
     """Storing a malformed access again never makes it wider."""
-    malformed = decode_access({"isPublic": True, "groups": "red"})
-    assert decode_access(encode_access(malformed)) == HIDDEN
+    for malformed in (
+        decode_access({"isPublic": True, "groups": "red"}),
+        Access(
+            public=True, groups=frozenset({"red"}), malformed="as a table of rules might have it"
+        ),
+    ):
+        assert decode_access(encode_access(malformed)) == HIDDEN
+
+
+def test_what_is_malformed_is_said() -> None:
+    """Each odd form is reported in words, an empty group name too; a proper form is not."""
+    odd = [
+        {"isPublic": None},
+        {"groups": {"red": 1}},
+        {"groups": ["red", ""]},
+        {"isPublic": False, "groups": []},
+    ]
+    assert [decode_access(record).malformed for record in odd] == [
+        "isPublic is NoneType, not a boolean",
+        "groups is dict, not a list",
+        "groups holds something that is not a non-empty string",
+        "",
+    ]
 
 
 @given(old=accesses, new=accesses, who=identities)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
@@ -103,6 +104,16 @@ def test_the_cache_is_a_bounded_lru(
             held = number in model or number == large
             assert cache.get(version) == (bytes(size) if held else None)
         assert cache.size == sum(model.values()) + (sizes[large] if large is not None else 0)
+
+
+def test_a_page_that_is_read_again_outlives_one_that_is_not() -> None:
+    """Of two pages in a full cache the one that was read last stays."""
+    cache = PageCache(20)
+    for version in (b"1", b"2"):
+        cache.put(version, bytes(10))
+    assert cache.get(b"1") == bytes(10)
+    cache.put(b"3", bytes(10))
+    assert [cache.get(version) for version in (b"1", b"2", b"3")] == [bytes(10), None, bytes(10)]
 
 
 # -- fetching ------------------------------------------------------------------------------------------
@@ -294,6 +305,44 @@ def test_an_old_failure_says_nothing_of_a_store_that_has_answered_since() -> Non
     run(main)
 
 
+@pytest.mark.expect_log("the store does not answer")
+def test_an_empty_page_says_nothing_of_the_store() -> None:
+    """A page without chunks is served in an outage too, and does not end it: nobody was asked."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        fake.health.note(StoreTimeout("hangs"), trio.current_time())
+        empty = TreeEntry("empty", PUBLIC, bytes(16), 0, 0, 5)
+        assert await pages.get(empty) == b""
+        assert not fake.health.up
+
+    with_pages(body)
+
+
+@pytest.mark.expect_log("the store does not answer")
+def test_one_error_for_many_readers_gathers_no_traceback() -> None:
+    """Each of many readers gets the error as if it were alone, however many had it before."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        async def fail(_: Sequence[TreeEntry]) -> dict[bytes, bytes | ChromafuseError]:
+            raise StoreUnavailable("gone")
+
+        pages._load = fail
+        depths = []
+
+        async def read() -> None:
+            try:
+                await pages.get(entry(1))
+            except StoreUnavailable as exc:
+                depths.append(sum(1 for _ in traceback.walk_tb(exc.__traceback__)))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(read)
+        assert depths == [2] * 50  # `read` and `get`
+
+    with_pages(body)
+
+
 # -- gone and damaged ----------------------------------------------------------------------------------
 
 
@@ -323,6 +372,12 @@ def test_what_is_wrong_and_listed_is_damaged(wrong: ChromafuseError, log_guard: 
         assert len(log_guard.handler.records) == 1
         fake.outcome = lambda _: b"mended"
         assert await pages.get(entry(1)) == b"mended"
+        pages.cache = PageCache(hub_pages.MEMORY)
+        fake.outcome = lambda _: wrong
+        for _ in range(3):
+            with pytest.raises(RecordDamaged):
+                await pages.get(entry(1))
+        assert len(log_guard.handler.records) == 2
 
     with_pages(body)
 
@@ -353,6 +408,41 @@ def test_one_wrong_page_does_not_harm_its_batch(log_guard: LogGuard) -> None:
     with_pages(body)
 
 
+@pytest.mark.expect_log("damaged page: bad bytes")
+def test_good_pages_do_not_wait_for_the_word_on_a_damaged_one() -> None:
+    """While the hub finds out why a page is wrong, the pages that came with it are handed out."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        explained = trio.Event()
+
+        async def listed() -> set[bytes]:
+            await explained.wait()
+            return {entry(1).version}
+
+        pages._listed = listed
+        fake.outcome = lambda found: (
+            RecordDamaged("bad bytes") if found.version == entry(1).version else b"good"
+        )
+        found: list[object] = []
+
+        async def read(number: int) -> None:
+            try:
+                found.append(await pages.get(entry(number)))
+            except RecordDamaged as exc:
+                found.append(str(exc))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(read, number)
+            await trio.testing.wait_all_tasks_blocked()
+            assert [sorted(call) for call in fake.calls] == [[0, 1, 2]]
+            assert found == [b"good", b"good"]
+            explained.set()
+        assert found == [b"good", b"good", "bad bytes"]
+
+    with_pages(body)
+
+
 @pytest.mark.expect_log("what is published cannot be read: the collection was made anew")
 def test_a_root_that_is_gone_fails_the_read_as_what_it_is(log_guard: LogGuard) -> None:
     """Where the published tree cannot be read either, the read fails with that, logged once, never served."""
@@ -367,6 +457,13 @@ def test_a_root_that_is_gone_fails_the_read_as_what_it_is(log_guard: LogGuard) -
             with pytest.raises(NotPublished):
                 await pages.get(entry(1))
         assert len(log_guard.handler.records) == 1
+        pages._listed = fake.list
+        with pytest.raises(PageGone):
+            await pages.get(entry(1))
+        pages._listed = listed
+        with pytest.raises(NotPublished):
+            await pages.get(entry(1))
+        assert len(log_guard.handler.records) == 2
 
     with_pages(body)
 

@@ -263,17 +263,31 @@ def test_sigint_is_the_supervisors(embedded: StoreLocation, tmp_path: Path) -> N
         assert hub.client.read(1, 2) == b"alpha\n"
 
 
-def test_a_link_that_ends_leaves_the_hub(embedded: StoreLocation, tmp_path: Path) -> None:
-    """A view that hangs up, or sends garbage, ends its session alone; the hub answers its supervisor."""
+@pytest.mark.parametrize("how", ["garbage", "a hang-up"])
+def test_a_link_that_broke_is_replaced_with_its_hub(
+    embedded: StoreLocation, tmp_path: Path, how: str
+) -> None:
+    """Where the view lives on without its link the hub fails, so that the next one brings a fresh link."""
     with hub_process(embedded, tmp_path) as hub:
         assert hub.event() is not None
-        hub.client.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert hub.client.frame() is None
+        if how == "garbage":
+            hub.client.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert hub.client.frame() is None
+        else:
+            hub.client.close()
         hub.send(ask="status")
         status = hub.event()
         assert status is not None
         assert status["event"] == "status"
-    assert hub.log.read_text().startswith("hub: WARNING: link closed: ")
+        assert hub.event() == {
+            "event": "failed",
+            "message": f"{embedded.path}, collection docs: the link between hub and view broke",
+            "exit_code": 1,
+        }
+        assert hub.event() is None
+        assert hub.process.wait(timeout=10) == 1
+    lines = hub.log.read_text().splitlines()
+    assert [line[:27] for line in lines] == ["hub: WARNING: link closed: "] * (how == "garbage")
 
 
 def test_neither_chromadb_nor_pyfuse3_is_loaded(embedded: StoreLocation, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+import tracemalloc
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import pytest
 import trio
@@ -18,13 +19,14 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from chromafuse import wire
-from chromafuse.errors import StoreTimeout
+from chromafuse.errors import ChromafuseError, StoreTimeout
 from chromafuse.hub.health import Health
 from chromafuse.hub.pages import Pages
 from chromafuse.hub.session import DEADLINE, IN_FLIGHT, READ_MAX, Scope, Session
 from chromafuse.hub.treecache import TreeCache
 from chromafuse.hub.trees import Trees
 from chromafuse.model.access import AUTHENTICATED, HIDDEN, PUBLIC, Access, Identity, Kind
+from chromafuse.model.entry import TreeEntry
 from chromafuse.store.embedding import ConstantEmbedder
 from chromafuse.store.publish import find_root, publish
 from chromafuse.store.reader import load_pages
@@ -506,6 +508,34 @@ def test_a_view_that_does_not_read_is_not_read_either() -> None:
         await greedy.stream.aclose()
 
     with_rig(body)
+
+
+def test_answers_that_nobody_takes_hold_no_whole_pages() -> None:
+    """Of many large pages that a view asks for parts of, and takes none, the hub keeps the parts."""
+    size, pages = 4 << 20, 40
+    site = {f"{number:02}": (PUBLIC, b"%02d" % number) for number in range(pages)}
+
+    async def body(rig: Rig) -> None:
+        async def load(entries: Sequence[TreeEntry]) -> dict[bytes, bytes | ChromafuseError]:
+            return {entry.version: bytes(size) for entry in entries}
+
+        rig.pages._load = load
+        rig.pages.cache._limit = 1 << 20
+        scope = await rig.scope()
+        view, session = rig.link(scope)
+        greeting = await view.greet()
+        tracemalloc.start()
+        try:
+            for inode in range(2, 2 + pages):
+                await view.ask(greeting.generation, inode, 0, 1 << 17)
+            await trio.testing.wait_all_tasks_blocked()
+            assert session.requests == pages
+            assert tracemalloc.get_traced_memory()[0] < pages * (1 << 17) + 2 * size
+        finally:
+            tracemalloc.stop()
+        await view.stream.aclose()
+
+    with_rig(body, site=site)
 
 
 def test_many_reads_at_once_are_all_answered() -> None:

@@ -81,6 +81,7 @@ def test_text_is_cut_at_line_ends(data: bytes) -> None:
     assert not found.binary
     for document in found.documents[:-1]:
         assert document.endswith("\n") or len(document.encode()) > CHUNK_MAX - 4
+        assert document.count("\n") < 2 or len(document.encode()) <= CHUNK_TARGET
     for one, other in zip(found.documents, found.documents[1:], strict=False):
         both = (one + other).encode()
         assert len(both) > CHUNK_TARGET or "\n" not in other
@@ -114,6 +115,16 @@ def test_bytes_of_another_page_are_refused(data: bytes) -> None:
     entry, chunks = stored("a.md", data)
     with pytest.raises(RecordDamaged):
         assemble(replace(entry, path="b.md"), chunks)
+
+
+@given(data=pages, wrong=st.integers(-3, 3).filter(bool))
+def test_a_page_of_another_size_than_promised_is_refused(data: bytes, wrong: int) -> None:
+    """Where the tree promises another size than the bytes have, they are not served, though the digest fits."""
+    entry, chunks = stored("a.md", data)
+    with pytest.raises(
+        RecordDamaged, match=f"{len(data)} bytes stored, {len(data) + wrong} promised"
+    ):
+        assemble(replace(entry, size=len(data) + wrong), chunks)
 
 
 def test_a_binary_chunk_that_is_no_base64_is_damaged() -> None:
@@ -167,6 +178,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "a short version": ("a", {**GOOD, "v": "ab"}),
     "upper case": ("a", {**GOOD, "v": "AB" * 16}),
     "a negative size": ("a", {**GOOD, "size": -1}),
+    "chunks and size negative": ("a", {**GOOD, "n": -5, "size": -3}),
     "a size as text": ("a", {**GOOD, "size": "3"}),
     "a boolean": ("a", {**GOOD, "n": True}),
     "a fraction": ("a", {**GOOD, "mtime": 1.5}),
@@ -191,6 +203,19 @@ def test_one_wrong_entry_takes_nothing_down(path: str, record: Any) -> None:
     found = decode_tree(orjson.dumps({"before": GOOD, path: record, "z": GOOD}), 1)
     assert [entry.path for entry in found.entries] == ["before", "z"]
     assert [key for key, _ in found.problems] == [path]
+
+
+def test_the_order_of_a_tree_is_that_of_its_directories() -> None:
+    """A directory's pages come right behind its name, before names that sort between it and its slash."""
+    paths = ["a!", "a/b", "a/b!", "a/b/c", "a.md", "B"]
+    found = decode_tree(orjson.dumps(dict.fromkeys(paths, GOOD)), 1)
+    assert [entry.path for entry in found.entries] == ["B", "a/b", "a/b/c", "a/b!", "a!", "a.md"]
+
+
+def test_a_stored_time_of_zero_is_read_as_one_second() -> None:
+    """Also a tree that another writer made shows no page with the time that tools take for unknown."""
+    found = decode_tree(orjson.dumps({"a": {**GOOD, "mtime": 0}}), 1)
+    assert [entry.mtime_ns for entry in found.entries] == [MTIME_UNKNOWN]
 
 
 @pytest.mark.parametrize("canonical", [b"", b"{", b"[]", b"7", b'"x"', b"null", b"\xff"])
@@ -292,6 +317,8 @@ def test_the_root_is_read_back() -> None:
         ({"format": 2}, UnknownFormat),
         ({"format": "1"}, UnknownFormat),
         ({"format": None}, UnknownFormat),
+        ({"format": True}, UnknownFormat),
+        ({"format": 1.0}, UnknownFormat),
         ({"codec": "brotli"}, UnknownFormat),
         ({"generation": 0}, RecordDamaged),
         ({"generation": "7"}, RecordDamaged),
@@ -301,6 +328,7 @@ def test_the_root_is_read_back() -> None:
         ({"parts": 0}, RecordDamaged),
         ({"parts": 10**9}, RecordDamaged),
         ({"size": 2**40}, RecordDamaged),
+        ({"parts": 10**9, "size": 2**30}, RecordDamaged),
         ({"embedding": None}, RecordDamaged),
         ({"embedding": {"name": 1, "dimension": 3}}, RecordDamaged),
     ],

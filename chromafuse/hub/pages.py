@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -33,6 +33,7 @@ BATCH_BYTES = 4 << 20  # of page bytes asked for in one call; a larger page goes
 
 Outcome = bytes | ChromafuseError
 Load = Callable[[Sequence[TreeEntry]], Awaitable[dict[bytes, Outcome]]]
+_Wrong = tuple[TreeEntry, ChromafuseError]
 Listed = Callable[[], Awaitable[Collection[bytes]]]
 
 
@@ -167,42 +168,49 @@ class Pages:
         return batch
 
     async def _fetch(self, batch: Sequence[_Fetch]) -> None:
-        outcomes: dict[bytes, Outcome] = {}
+        waiting = {fetch.entry.version: fetch for fetch in batch}
         try:
-            outcomes = await self._outcomes([fetch.entry for fetch in batch])
+            settled, wrong = await self._ask([fetch.entry for fetch in batch])
+            self._settle(waiting, settled)
+            if wrong:
+                self._settle(waiting, await self._explain(wrong))
         except Exception:
             log.exception("a fetch failed by a bug")
         finally:
-            for fetch in batch:
-                given_up = StoreError("the fetch of this page was given up")
-                fetch.outcome = outcomes.get(fetch.entry.version, given_up)
-                del self._pending[fetch.entry.version]
-                fetch.done.set()
+            given_up = StoreError("the fetch of this page was given up")
+            self._settle(waiting, dict.fromkeys(waiting, given_up))
 
-    async def _outcomes(self, entries: Sequence[TreeEntry]) -> dict[bytes, Outcome]:
+    def _settle(self, waiting: dict[bytes, _Fetch], outcomes: Mapping[bytes, Outcome]) -> None:
+        for version, outcome in outcomes.items():
+            fetch = waiting.pop(version)
+            fetch.outcome = outcome
+            del self._pending[version]
+            fetch.done.set()
+
+    async def _ask(self, entries: Sequence[TreeEntry]) -> tuple[dict[bytes, Outcome], list[_Wrong]]:
+        """Make one call; return what it settles, and the pages that the store answered wrongly."""
         self.fetches += 1
         started = trio.current_time()
         try:
-            outcomes = await self._load(entries)
+            loaded = await self._load(entries)
         except StoreError as exc:
             self._health.note(exc, started)
-            return dict.fromkeys((entry.version for entry in entries), exc)
-        self._health.note(None, started)
-        wrong = []
+            return dict.fromkeys((entry.version for entry in entries), exc), []
+        if any(entry.chunks for entry in entries):  # else nothing was asked: empty pages have none
+            self._health.note(None, started)
+        settled: dict[bytes, Outcome] = {}
+        wrong: list[_Wrong] = []
         for entry in entries:
-            page = outcomes[entry.version]
+            page = loaded[entry.version]
             if isinstance(page, bytes):
                 self.cache.put(entry.version, page)
                 self._named.discard(entry.version)
+                settled[entry.version] = page
             else:
                 wrong.append((entry, page))
-        if wrong:
-            outcomes |= await self._explain(wrong)
-        return outcomes
+        return settled, wrong
 
-    async def _explain(
-        self, wrong: Sequence[tuple[TreeEntry, ChromafuseError]]
-    ) -> dict[bytes, Outcome]:
+    async def _explain(self, wrong: Sequence[_Wrong]) -> dict[bytes, Outcome]:
         """Tell pages that were replaced, and collected in whole or part, from those that ought to be there."""
         started = trio.current_time()
         try:

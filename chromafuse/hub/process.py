@@ -4,6 +4,9 @@ Everything it must know comes as one JSON line on the control socket, nothing by
 `ready` or `failed`, and with `status` when asked. The end of the control socket is the end of the hub, so it
 never outlives its supervisor; SIGINT is the supervisor's to act on, for a terminal sends it to all of us.
 
+A link that broke while its view lives would leave a mount that can read nothing new: the hub then fails, so
+that its supervisor starts another with a fresh link.
+
 A hub that was started again gets a `pin`, the tree its predecessor served: it serves that one, so that the
 view's inodes stay true, and refuses what the published tree no longer shows to the identity.
 
@@ -25,7 +28,7 @@ from typing import Any
 
 import trio
 
-from ..errors import ChromafuseError, UserError
+from ..errors import ChromafuseError, ProtocolError, UserError
 from ..model.access import Identity, Kind
 from ..model.entry import TreeEntry
 from ..model.records import PathTree
@@ -41,6 +44,7 @@ from .trees import Trees
 
 log = logging.getLogger(__name__)
 
+LINGER = 2.0  # s from the end of the link to that of the hub
 WARNINGS = 100  # told one by one; a site with more of them has one cause
 
 
@@ -167,11 +171,20 @@ class Hub:
                 nursery, self._health, load, trees.listed, memory=self._start.memory
             )
             self._session = Session(stream, scope, self._pages, self._health)
-            nursery.start_soon(self._session.run)
+            nursery.start_soon(self._speak, self._session)
             nursery.start_soon(self._health.probe, lambda: load_root(store))
             await self._control.send(
                 "ready", **self._facts, pages=scope.pages, warnings=_warnings(tree, scope)
             )
+
+    async def _speak(self, session: Session) -> None:
+        """Serve the link; without it this hub is of no use, and its successor gets a new one.
+
+        A view that ends takes the supervisor along, and so this hub, long before the time is up.
+        """
+        await session.run()
+        await trio.sleep(LINGER)
+        raise ProtocolError("the link between hub and view broke")
 
     async def _scope(self, trees: Trees) -> tuple[PathTree, Scope]:
         """Return the tree to serve, and what the identity sees of it."""

@@ -72,7 +72,8 @@ class Trees:
         if not texts:
             return None
         try:
-            return join_tree(Root(generation, sha256, len(texts), TREE_MAX, "", 0), texts)
+            root = Root(generation, sha256, len(texts), TREE_MAX, "", 0)
+            return await trio.to_thread.run_sync(join_tree, root, texts)
         except RecordDamaged as exc:
             log.warning("the tree of generation %d cannot be had: %s", generation, exc)
             return None

@@ -43,6 +43,7 @@ CHUNK_MAX = 16_000  # bytes of UTF-8; Chroma Cloud refuses documents over 16,384
 BINARY_CHUNK = 12_000  # raw bytes; 16,000 characters of base64
 PART_SIZE = 16_000  # characters of base64 in one part of a tree
 TREE_MAX = 1 << 30  # bytes of canonical JSON; a bound against decompression bombs
+PARTS_MAX = 100_000  # TREE_MAX that does not compress at all, in base64, is below 90,000
 _INT64 = 1 << 63
 
 
@@ -338,7 +339,7 @@ def decode_root(document: str) -> Root:
         raise UnknownFormat(f"the record {ROOT_ID} is not JSON of this program: {exc}") from exc
     if not isinstance(raw, dict) or "format" not in raw:
         raise UnknownFormat(f"the record {ROOT_ID} has no format number: another program wrote it")
-    if raw["format"] != FORMAT:
+    if type(raw["format"]) is not int or raw["format"] != FORMAT:  # in Python, True == 1 == 1.0
         raise UnknownFormat(
             f"the collection has format {raw['format']!r}; this program reads format {FORMAT}"
         )
@@ -356,7 +357,8 @@ def decode_root(document: str) -> Root:
     )
     if len(root.sha256) != 64 or not _is_hex(root.sha256):
         raise RecordDamaged(f"the record {ROOT_ID} holds no sha256")
-    if not 1 <= root.generation < _INT64 or not 1 <= root.parts <= root.size <= TREE_MAX:
+    sane = 1 <= root.parts <= min(root.size, PARTS_MAX) and root.size <= TREE_MAX
+    if not sane or not 1 <= root.generation < _INT64:
         raise RecordDamaged(f"the record {ROOT_ID} holds numbers out of range")
     if root.codec not in ("zstd", "gzip"):
         raise UnknownFormat(
