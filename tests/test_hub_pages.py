@@ -468,6 +468,24 @@ def test_a_root_that_is_gone_fails_the_read_as_what_it_is(log_guard: LogGuard) -
     with_pages(body)
 
 
+@pytest.mark.expect_log("the store does not answer: StoreTimeout: hangs")
+def test_a_store_that_goes_away_between_page_and_tree_is_an_outage() -> None:
+    """Where the store fails while the hub looks why a page is wrong, the read fails so, and the state turns."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        async def listed() -> set[bytes]:
+            await trio.sleep(1)
+            raise StoreTimeout("hangs")
+
+        pages._listed = listed
+        fake.outcome = lambda _: PageGone("no chunk")
+        with pytest.raises(StoreTimeout):
+            await pages.get(entry(1))
+        assert fake.health.error == "StoreTimeout: hangs"
+
+    with_pages(body)
+
+
 @pytest.mark.expect_log("a fetch failed by a bug")
 def test_a_bug_in_a_fetch_fails_its_reads_alone() -> None:
     """An exception that nobody foresaw is a traceback in the log and an error for the readers; the hub lives."""

@@ -262,6 +262,75 @@ def test_access_is_checked_before_the_cache() -> None:
     with_rig(body)
 
 
+def test_what_the_published_tree_took_away_is_stale_in_an_older_one() -> None:
+    """A hub that goes on with an older tree shows of it only what the newer one shows to this identity too."""
+
+    async def body(rig: Rig) -> None:
+        older = await rig.trees.published()
+        changed: Site = {"a.md": (HIDDEN, b"alpha\n"), "b/secret.md": (AUTHENTICATED, b"new\n")}
+        await rig.put(changed)
+        newer = await rig.trees.published()
+        expected = {
+            ANYBODY: {"a.md": STALE, "b/big.bin": STALE},
+            Identity(Kind.AUTHENTICATED): {
+                "a.md": STALE,
+                "b/big.bin": STALE,
+                "b/secret.md": b"secret\n",
+            },
+            Identity(Kind.UNRESTRICTED): {
+                "a.md": b"alpha\n",
+                "b/big.bin": STALE,
+                "b/secret.md": b"secret\n",
+            },
+        }
+        for identity, pages in expected.items():
+            view, _ = rig.link(Scope.of(older, identity, newer))
+            await view.greet()
+            snapshot = wire.decode_snapshot(view.encoded)
+            found = {snapshot.path(inode): await view.read(1, inode) for inode in snapshot.pages()}
+            assert found == pages
+        # To be sure that they were there to be had:
+        view, _ = rig.link(Scope.of(older, ANYBODY))
+        await view.greet()
+        assert await view.read(1, 2) == b"alpha\n"
+
+    with_rig(body)
+
+
+def test_no_hidden_name_version_or_byte_is_in_anything_sent() -> None:
+    """All bytes that a view is sent, whatever it asks for, hold nothing of the pages that it may not see."""
+    site: Site = {
+        "open.md": (PUBLIC, b"everybody\n"),
+        "hidden-directory/hidden-name.md": (HIDDEN, b"hidden bytes\n"),
+        "open.md~/members-name.md": (AUTHENTICATED, b"members' bytes\n"),
+        "group-name.md": (Access(True, frozenset({"group-itself"})), b"group's bytes\n"),
+    }
+
+    async def body(rig: Rig) -> None:
+        tree = await rig.trees.published()
+        view, _ = rig.link(Scope.of(tree, ANYBODY))
+        sent = bytearray()
+        receive = view.stream.receive_some
+
+        async def recording(max_bytes: int | None = None) -> bytes | bytearray:
+            data = await receive(max_bytes)
+            sent.extend(data)
+            return data
+
+        view.stream.receive_some = recording  # type: ignore[method-assign]
+        greeting = await view.greet()
+        for inode in range(50):
+            await view.read(greeting.generation, inode)
+        assert b"open.md" in sent
+        assert b"everybody" in sent
+        hidden = [entry for entry in tree.entries if entry.path != "open.md"]
+        words = [b"hidden", b"members", b"group", bytes.fromhex(tree.sha256), tree.sha256.encode()]
+        words += [entry.version for entry in hidden] + [e.version.hex().encode() for e in hidden]
+        assert [word for word in words if word in sent] == []
+
+    with_rig(body, site=site)
+
+
 def test_identities_share_no_numbers() -> None:
     """Two links with other identities, at once, each get their own pages under their own numbers."""
 

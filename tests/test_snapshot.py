@@ -5,7 +5,10 @@ The model below is written from the rules alone: prune, resolve names, nest, sor
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -235,6 +238,44 @@ def test_a_page_and_a_directory_of_one_name_are_both_shown() -> None:
     view = build(1, tree_of(tree).visible(Identity()))
     assert listing(view.snapshot) == ["", "a", "a/b", "a~page", "a~page~page", "b"]
     assert view.renamed == (("a", "a~page~page"),)
+
+
+def test_of_two_entries_with_one_key_the_first_is_shown() -> None:
+    """A tree that holds a path twice shows it once."""
+    twice = [page("a", size=1), page("a", size=2), page("b")]
+    view = build(1, twice)
+    assert listing(view.snapshot) == ["", "a", "b"]
+    assert view.entry(2) == twice[0]
+
+
+class CountingArray(array):  # type: ignore[type-arg]
+    """A column that counts how often it is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        CountingArray.looks += 1
+        return super().__getitem__(index)
+
+
+def test_a_directory_of_many_pages_costs_a_look_or_two_each() -> None:
+    """Listing 10,000 names in pieces, as readdir does, and finding each one is linear work in all."""
+    count = 10_000
+    snapshot = build(1, [page(f"{number:05}") for number in range(count)]).snapshot
+    counted = replace(
+        snapshot,
+        ends=CountingArray("I", snapshot.ends),
+        name_ends=CountingArray("I", snapshot.name_ends),
+    )
+    CountingArray.looks = 0
+    slot, seen = 0, 0
+    while piece := list(itertools.islice(counted.children(1, slot), 100)):
+        slot, seen = piece[-1].slot, seen + len(piece)
+    assert seen == count
+    assert CountingArray.looks <= 4 * count
+    for number in range(count):
+        assert counted.lookup(1, b"%05d" % number) == number + 2
+    assert CountingArray.looks <= 8 * count
 
 
 def test_a_hidden_directory_does_not_rename_a_visible_page() -> None:

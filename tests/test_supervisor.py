@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from chromafuse import runtime
 from chromafuse.children import environment as child_environment
 from tests.support.mounts import alive, foreground, is_live, layers_at, small_store  # noqa: F401
 from tests.support.program import PROGRAM, chromafuse, environment, mounted, ok
@@ -18,6 +20,7 @@ from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.mount, pytest.mark.chroma]
 FUSE = ["fuse.chromafuse"]
+PIDFD_GETFD = 438  # the number is the same on every architecture
 
 
 @pytest.fixture
@@ -81,6 +84,47 @@ def test_a_dead_hub_is_started_again(tmp_path: Path, store: Path, point: Path) -
             0,
             f"chromafuse: WARNING: {point}: the hub died (signal 9); it is started again\n"
             f"chromafuse: INFO: SIGTERM: unmounting {point}\n",
+        )
+
+
+def break_link(hub: int, supervisor: int) -> None:
+    """Shut down a hub's link from outside: the socket that its supervisor made and that is not the control."""
+    words = Path(f"/proc/{hub}/cmdline").read_bytes().split(b"\0")
+    control = int(words[words.index(b"--control-fd") + 1])
+    pidfd = os.pidfd_open(hub)
+    try:
+        for number in (int(name) for name in os.listdir(f"/proc/{hub}/fd")):
+            if number == control or not os.readlink(f"/proc/{hub}/fd/{number}").startswith(
+                "socket:"
+            ):
+                continue
+            copy = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, pidfd, number, 0)
+            assert copy >= 0, os.strerror(ctypes.get_errno())
+            with socket.socket(fileno=copy) as found:
+                if runtime.peer(found)[0] == supervisor:
+                    found.shutdown(socket.SHUT_RDWR)
+    finally:
+        os.close(pidfd)
+
+
+def test_a_broken_link_is_replaced(tmp_path: Path, store: Path, point: Path) -> None:
+    """Where the link breaks and both its ends live, reads wait for a new hub with a new link, and go on."""
+    with foreground(tmp_path, store, point) as running:
+        before = running.status()
+        break_link(before["hub_pid"], before["supervisor_pid"])
+        assert (point / "open.md").read_bytes() == b"for everyone\n"
+        after = wait_for(
+            lambda: (found := running.status())["hub"] == "ok" and found, what="a hub answers"
+        )
+        assert (after["view_pid"], after["hub_restarts"]) == (before["view_pid"], 1)
+        code, said = running.end()
+        assert (code, said.splitlines()) == (
+            0,
+            [
+                f"chromafuse: WARNING: {store}, collection docs: the link between hub and view broke; "
+                "it is started again",
+                f"chromafuse: INFO: SIGTERM: unmounting {point}",
+            ],
         )
 
 

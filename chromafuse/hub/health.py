@@ -34,7 +34,7 @@ class Health:
         """Take note of how a call that began at `started` (trio's clock) ended."""
         if exc is None:
             self._answered = trio.current_time()
-        elif started <= self._answered:
+        elif started < self._answered:
             return  # an old call that only now gives up says nothing of the store as it is
         was_up, self.error = self.up, "" if exc is None else f"{type(exc).__name__}: {exc}"
         if self.up == was_up:
