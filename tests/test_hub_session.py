@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from chromafuse import wire
-from chromafuse.errors import ChromafuseError, StoreTimeout
+from chromafuse.errors import (
+    ChromafuseError,
+    CollectionMissing,
+    StoreDenied,
+    StoreError,
+    StoreRejected,
+    StoreTimeout,
+    StoreUnavailable,
+)
 from chromafuse.hub.health import Health
 from chromafuse.hub.pages import Pages
 from chromafuse.hub.session import DEADLINE, IN_FLIGHT, READ_MAX, Scope, Session
@@ -463,6 +471,55 @@ def test_a_damaged_page_is_eio_and_a_collected_one_estale() -> None:
     with_rig(body)
 
 
+@pytest.mark.expect_log("a read failed by a bug")
+def test_a_bug_in_a_read_is_eio_and_the_link_goes_on() -> None:
+    """An exception that nobody foresaw is EIO for that read and a traceback in the log; the next is answered."""
+
+    async def body(rig: Rig) -> None:
+        view, _ = rig.link(await rig.scope())
+        await view.greet()
+        get = rig.pages.get
+
+        async def bug(entry: TreeEntry) -> bytes:
+            raise ZeroDivisionError
+
+        rig.pages.get = bug  # type: ignore[method-assign]
+        assert await view.read(1, 2) == errno.EIO
+        rig.pages.get = get  # type: ignore[method-assign]
+        assert await view.read(1, 2) == b"alpha\n"
+
+    with_rig(body)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StoreTimeout, errno.ETIMEDOUT),
+        (StoreUnavailable, errno.EIO),
+        (StoreDenied, errno.EIO),
+        (StoreRejected, errno.EIO),
+        (CollectionMissing, errno.EIO),
+    ],
+)
+@pytest.mark.expect_log("the store does not answer: ")
+def test_what_the_store_does_is_what_a_reader_is_told(error: type[StoreError], code: int) -> None:
+    """A store without an answer is ETIMEDOUT, one that refuses EIO; never ESTALE, which means replaced."""
+
+    async def body(rig: Rig) -> None:
+        view, _ = rig.link(await rig.scope())
+        await view.greet()
+
+        async def fail(entries: Sequence[TreeEntry]) -> dict[bytes, bytes | ChromafuseError]:
+            raise error("so it is")
+
+        rig.pages._load = fail
+        assert await view.read(1, 2) == code
+        assert await view.read(1, 2) == code
+        assert view.states[-1] is False
+
+    with_rig(body)
+
+
 # -- greeting ------------------------------------------------------------------------------------------
 
 
@@ -509,6 +566,7 @@ GARBAGE = {
     "another version": wire.frame(wire.Type.HELLO, 0, struct.pack("<IQ32s", 99, 0, bytes(32))),
     "two hellos": wire.hello() + wire.hello(),
     "a hub's frame": wire.hello() + wire.store_state(True),
+    "a read by another name": wire.hello() + wire.frame(wire.Type.DATA, 1, bytes(28)),
     "a short read": wire.hello() + wire.frame(wire.Type.READ, 1, b"x"),
     "half a frame": wire.hello() + wire.read(1, wire.Read(1, 2, 0, 10))[:-3],
 }
@@ -628,6 +686,20 @@ def test_many_reads_at_once_are_all_answered() -> None:
         page = SITE["b/big.bin"][1]
         assert answers == dict.fromkeys(range(1, count + 1), page[5:1_005])
         assert rig.pages.fetches == 1
+
+    with_rig(body)
+
+
+def test_a_view_that_shuts_its_ears_loses_its_link() -> None:
+    """Where answers cannot be sent any more the link ends, though the view goes on asking."""
+
+    async def body(rig: Rig) -> None:
+        view, _ = rig.link(await rig.scope())
+        await view.greet()
+        view.stream.socket.shutdown(socket.SHUT_RD)
+        with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
+            while True:
+                await view.ask(1, 2)
 
     with_rig(body)
 
