@@ -697,9 +697,13 @@ def test_a_view_that_shuts_its_ears_loses_its_link() -> None:
         view, _ = rig.link(await rig.scope())
         await view.greet()
         view.stream.socket.shutdown(socket.SHUT_RD)
-        with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
+
+        async def ask_for_ever() -> None:
             while True:
                 await view.ask(1, 2)
+
+        with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
+            await ask_for_ever()
 
     with_rig(body)
 
