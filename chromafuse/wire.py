@@ -261,7 +261,6 @@ def _check_tree(snapshot: Snapshot) -> None:
         is_directory = snapshot.sizes[node] == DIRECTORY
         sound = (
             snapshot.parents[node] == parent
-            and (bool(stack) or node == 0)
             and (node < end <= limit if is_directory else end == node + 1)
             and previous <= name_end <= len(snapshot.blob)
             and (node == 0) == (previous == name_end)

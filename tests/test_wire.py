@@ -242,6 +242,13 @@ HOSTILE = {
     "a parent behind its child": replace(BASE, parents=column("I", 0, 0, 4, 1, 0)),
     "a directory that never ends": replace(BASE, ends=column("I", 5, 9, 3, 4, 5)),
     "a directory that ends before it begins": replace(BASE, ends=column("I", 5, 1, 3, 4, 5)),
+    # In these two all parents fit, so that only the end itself is wrong: a walk would run out, or never end.
+    "a directory that ends behind its parent": replace(
+        BASE, parents=column("I", 0, 0, 1, 1, 1), ends=column("I", 5, 9, 3, 4, 5)
+    ),
+    "a directory that ends at itself": replace(
+        BASE, parents=column("I", 0, 0, 0, 0, 0), ends=column("I", 5, 1, 3, 4, 5)
+    ),
     "a page that has a subtree": replace(BASE, ends=column("I", 5, 4, 4, 4, 5)),
     "a root that ends early": replace(BASE, ends=column("I", 4, 4, 3, 4, 5)),
     "a root with a name": replace(BASE, name_ends=column("I", 1, 2, 3, 4, 4)),
@@ -274,6 +281,14 @@ def test_a_name_that_the_kernel_cannot_take_is_refused(blob: bytes) -> None:
     """A name with a slash or a NUL, or not behind its neighbour in order, is refused with its snapshot."""
     with pytest.raises(ProtocolError):
         wire.decode_snapshot(wire.encode_snapshot(replace(BASE, blob=blob)))
+
+
+def test_a_name_is_as_long_as_the_kernel_takes() -> None:
+    """A name of 255 bytes arrives; one of 256 is refused with its snapshot."""
+    longest = snapshot_of({"é" * 127 + "x": 1})
+    assert wire.decode_snapshot(wire.encode_snapshot(longest)) == longest
+    with pytest.raises(ProtocolError, match="the name of node 1 of a snapshot does not fit"):
+        wire.decode_snapshot(wire.encode_snapshot(snapshot_of({"é" * 128: 1})))
 
 
 @given(site=sites, other=sites)
