@@ -225,12 +225,14 @@ def test_it_ends_with_its_supervisor(embedded: StoreLocation, tmp_path: Path) ->
 
 
 def test_it_ends_at_sigterm_also_while_it_starts(embedded: StoreLocation, tmp_path: Path) -> None:
-    """SIGTERM before the tree is loaded is a clean end: no event, exit code 0, no worker left."""
+    """SIGTERM around the loading of the tree is a clean end: no failure, exit code 0, no worker left."""
     with hub_process(embedded, tmp_path) as hub:
         worker = wait_for(hub.worker, what="the hub has its worker")
         hub.process.terminate()
         assert hub.process.wait(timeout=10) == 0
-        assert hub.event() is None
+        # On a busy machine the hub may have become ready before the signal came.
+        told = [event["event"] for event in iter(hub.event, None)]
+        assert told in ([], ["ready"])
         wait_for(lambda: not _runs(worker), what="no worker")
     assert hub.log.read_text() == ""
 
