@@ -15,7 +15,7 @@ from ..errors import ChromafuseError, NotPublished, PageGone, RecordDamaged
 from ..model.records import ROOT_ID, Root, TreeEntry, assemble, decode_root, join_tree
 from .protocol import Row, Store
 
-_LARGE = 1 << 20  # bytes of pages that are put together in a thread: others are served meanwhile
+_LARGE = 1 << 20  # bytes of pages, or of a tree, that are put together in a thread
 
 
 async def load_root(store: Store) -> Root:
@@ -39,8 +39,10 @@ async def load_tree(store: Store, root: Root) -> bytes:
     missing = [part for part in ids if part not in rows]
     if missing:
         raise RecordDamaged(f"{len(missing)} of the path tree's {len(ids)} parts are missing")
-    # In a thread: the hub loads a new tree while it serves, and 100,000 pages take some 40 ms.
-    return await trio.to_thread.run_sync(join_tree, root, [rows[part].document for part in ids])
+    documents = [rows[part].document for part in ids]
+    if root.size > _LARGE:  # the hub loads a tree while it serves; 100,000 pages take some 40 ms
+        return await trio.to_thread.run_sync(join_tree, root, documents)
+    return join_tree(root, documents)
 
 
 async def load_pages(
