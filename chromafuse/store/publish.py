@@ -64,6 +64,9 @@ LEASE = (
 )
 WAIT = 30.0  # s that the loser waits for the lock; over a lease, so that it survives a dead writer
 GRACE = 600.0  # s that replaced pages stay readable
+# An embedded store does one call after the other, some 400 rows a second on two busy cores: the lock's sign
+# of life must find its turn well within a lease.
+WRITE_ROWS = 500
 _ROUNDS = 3  # times that missing chunks are written before the store counts as losing them
 
 Progress = Callable[[str, int, int], None]
@@ -244,7 +247,8 @@ class _Writer:
     async def _write_chunks(self, missing: Collection[str]) -> None:
         done = 0
         self._progress("write", done, len(missing))
-        for batch in _batches(self._missing_rows(missing), self._store.rows_per_call):
+        size = min(self._store.rows_per_call, WRITE_ROWS)
+        for batch in _batches(self._missing_rows(missing), size):
             if not self._visible:  # what is visible is made whole, lock or not
                 self._lock.check()
             vectors = await self._embedder.embed([row.document for row in batch])
