@@ -128,6 +128,24 @@ def test_many_chunks_and_parts() -> None:
     assert set(store.rows) == needed_ids(root, source)
 
 
+def test_a_slow_store_sees_signs_of_life_between_batches() -> None:
+    """A store that takes a second for 100 rows, one call at a time, does not cost the writer its lock."""
+
+    async def main() -> None:
+        queue = trio.Lock()
+
+        async def slow(call: Call) -> None:
+            async with queue:  # as an embedded store, which does one call after the other
+                await trio.sleep(len(call.items) / 100 if call.method == "add" else 0.01)
+
+        store = Steered(MemoryStore(rows_per_call=5_000), slow)
+        source = {f"page-{number}": b"x" for number in range(3_000)}
+        published = await publish_source(store, source)
+        assert published.written_chunks == len(source)
+
+    run(main)
+
+
 def test_every_record_is_within_the_limits_of_the_cloud() -> None:
     """No id, document, metadata key or value is larger than Chroma Cloud takes."""
     store = MemoryStore()
