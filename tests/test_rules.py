@@ -53,6 +53,8 @@ def page(front: str) -> bytes:
     [
         (b"", None, None),
         (b"# Title\n\n---\npublic: true\n---\n", None, None),
+        (b"\n---\n\nA paragraph between two rules.\n\n---\ngroups: [a]\n", None, None),
+        (b"<!-- no end\n---\ngroups: [a]\n---\n", None, None),
         (b"----\npublic: true\n----\n", None, None),
         (b"---\n---\n", None, None),
         (b"---\n# a comment\n---\n", None, None),
@@ -107,6 +109,15 @@ def test_front_matter_is_read(data: bytes, public: bool | None, named: set[str] 
             page("title: [open"),
             "unreadable front matter: did not find expected ',' or ']' (line 3)",
         ),
+        (page("<<: {public: true}"), "unreadable front matter: merge keys are not read"),
+        (page("<<: {Groups: [a]}"), "unreadable front matter: merge keys are not read"),
+        (b"\n" + page("groups: [a]"), "front matter that does not begin the file"),
+        (b" " + page("groups: [a]"), "front matter that does not begin the file"),
+        (b"\0" + page("groups: [a]"), "front matter that does not begin the file"),
+        (b"\r\n\t" + page("'Groups' : [a]"), "front matter that does not begin the file"),
+        (b"\xef\xbb\xbf" * 2 + page("public: false"), "front matter that does not begin the file"),
+        (b"<!-- a -->\n" + page("groups: [a]"), "front matter that does not begin the file"),
+        (b"{/* a */}\n" + page("groups: [a]"), "front matter that does not begin the file"),
         (page("x: &a [1]\ny: *a"), "unreadable front matter: aliases are not read"),
         (page(f"x: {'[' * 40}{']' * 40}"), "unreadable front matter: nested deeper than 32"),
         (page("date: 2024-13-45"), "unreadable front matter: month must be in 1..12"),
@@ -135,6 +146,12 @@ def test_front_matter_that_is_unclear_is_a_problem(data: bytes, problem: str) ->
 def test_front_matter_that_yaml_refuses_is_a_problem(front: str) -> None:
     """Bytes that YAML does not allow, and nesting that would overflow a stack, hide the page."""
     assert read_front_matter(page(front)).problem.startswith("unreadable front matter: ")
+
+
+@pytest.mark.parametrize("head", [b"<!---->", b"<!--", b"\n", b"{/*", b"\n<!-- -->"])
+def test_what_comes_before_front_matter_takes_no_time(head: bytes) -> None:
+    """However much stands before it, front matter that comes late is looked for in linear time."""
+    assert not read_front_matter(head * (LIMIT // len(head))).problem
 
 
 @given(st.binary(max_size=300))

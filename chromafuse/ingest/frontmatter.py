@@ -17,13 +17,22 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 LIMIT = 65_536  # bytes; front matter of real sites has a few hundred
 _DEPTH = 32  # nested collections; the loaders recurse
-_SUFFIXES = (".md", ".mdx", ".markdown")
+_SUFFIXES = (
+    *(".md", ".mdx", ".markdown", ".mdown", ".mkdn", ".mkd", ".mdwn", ".mdtext", ".mdtxt"),
+    *(".mdoc", ".rmd", ".qmd", ".livemd"),
+)
 _KEYS = ("public", "groups")
+_MERGE = "tag:yaml.org,2002:merge"
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _OPENING = re.compile(rb"---[ \t]*(?:\r\n|\n|\r)")
 # What other tools take for front matter: `---toml`, `--- # comment`, and Hugo's `+++`.
 _FOREIGN = re.compile(rb"(?:---[ \t]*[^\s-]|\+\+\+[ \t]*(?:\r|\n))")
+# What a reader does not see at the top of a page: blanks, marks of no width, a comment.
+_UNSEEN = re.compile(
+    rb"(?:[\s\0]|\xef\xbb\xbf|\xc2\xa0|\xe2\x80\x8b)+|<!--.*?-->|\{/\*.*?\*/\}", re.DOTALL
+)
+_ACCESS_LINE = re.compile(rb"""[ \t]*["']?(?:public|groups)["']?[ \t]*:""", re.IGNORECASE)
 _CLOSING = re.compile(rb"(?:^|(?<=[\r\n]))(?:---|\.\.\.)[ \t]*(?:\r|\n|\Z)")
 
 # SafeLoader lets these through besides its own YAMLError: an impossible date is a ValueError, `!!int ""`
@@ -64,7 +73,7 @@ def read_front_matter(data: bytes) -> FrontMatter:
     if opening is None:
         if _FOREIGN.match(data):
             return FrontMatter(problem="front matter that is not plain YAML between '---' lines")
-        return NOTHING_SAID
+        return _late(data)
     closing = _CLOSING.search(data, opening.end())
     if closing is None:
         return FrontMatter(problem=f"front matter without a closing '---' in {LIMIT:,} bytes")
@@ -72,6 +81,21 @@ def read_front_matter(data: bytes) -> FrontMatter:
         return _read(data[opening.end() : closing.start()].decode())
     except _UNREADABLE as exc:
         return FrontMatter(problem=f"unreadable front matter: {_one_line(exc)}")
+
+
+def _late(data: bytes) -> FrontMatter:
+    """Hide a page whose words on its access come after something unseen; a mere rule there says nothing."""
+    at = 0
+    while unseen := _UNSEEN.match(data, at):
+        at = unseen.end()
+    opening = _OPENING.match(data, at)
+    if at and opening is not None:
+        for line in data[opening.end() :].splitlines():
+            if _CLOSING.match(line):
+                break
+            if _ACCESS_LINE.match(line):
+                return FrontMatter(problem="front matter that does not begin the file")
+    return NOTHING_SAID
 
 
 def _read(text: str) -> FrontMatter:
@@ -105,8 +129,10 @@ def _check_shape(text: str) -> None:
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
-    """Refuse what a reader and YAML may understand differently: a key twice, or in another case."""
+    """Refuse what a reader and YAML may understand differently: a key twice, in another case, or merged in."""
     keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+    if any(key.tag == _MERGE for key, _ in node.value):
+        raise ValueError("merge keys are not read")
     for key in _KEYS:
         spellings = [found for found in keys if found.strip().casefold() == key]
         if len(spellings) > 1:
