@@ -29,6 +29,7 @@ _STORE_KEYS: dict[str, type] = {
     "rows_per_call": int,
 }
 _HUB_KEYS: dict[str, type] = {"memory": int}
+_FILE_MAX = 1 << 20  # bytes; more is not a configuration file but the wrong one
 _KINDS = {str: "a string", int: "a positive number"}
 
 
@@ -65,6 +66,8 @@ def load_config(named: str | None, env: Mapping[str, str] = os.environ) -> Confi
 
     Raises UsageError for a named file that is not there, bad TOML, unknown keys and wrong values.
     """
+    if named == "":
+        raise UsageError("--config is empty; name a file, or leave it out")
     named = named or env.get("CHROMAFUSE_CONFIG") or None
     if named is not None:
         return _read(Path(named), required=True)
@@ -96,6 +99,9 @@ def choose(
     env: Mapping[str, str] = os.environ,
 ) -> Chosen:
     """Return the store that STORE and the flags mean. Raises UsageError for a name that no file has."""
+    for flag, value in (("--collection", collection), ("--store-token-file", token_file)):
+        if value == "":  # a shell variable that is not set must not mean the default
+            raise UsageError(f"{flag} is empty; name one, or leave it out")
     entry = _entry(store, config)
     token_file = token_file or env.get("CHROMAFUSE_STORE_TOKEN_FILE") or None
     # A token in our own variable wins over the file's; CHROMA_API_KEY may be meant for another server.
@@ -126,7 +132,13 @@ def _entry(store: str, config: Config) -> StoreEntry:
 
 def _read(path: Path, *, required: bool = False) -> Config:
     try:
-        raw = tomllib.loads(path.read_bytes().decode())
+        with path.open("rb") as file:
+            data = file.read(_FILE_MAX + 1)
+        if len(data) > _FILE_MAX:
+            raise UsageError(
+                f"{path}: more than {_FILE_MAX:,} bytes; that is no configuration file"
+            )
+        raw = tomllib.loads(data.decode())
     except (FileNotFoundError, NotADirectoryError):
         if required:
             raise UsageError(f"there is no configuration file {path}; check --config") from None

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from .errors import ChromafuseError, UserError
+from .errors import ChromafuseError, UsageError, UserError
 from .model.access import Identity
 from .model.records import TreeEntry, decode_tree
 from .model.snapshot import ROOT_INODE, View, build
@@ -109,6 +109,8 @@ class DirectorySink:
     """
 
     def __init__(self, target: str) -> None:
+        if not target:  # a shell variable that is not set; it must not mean the current directory
+            raise UsageError("DIR is empty; name a directory, or - for a tar")
         self._target = os.path.realpath(target)
         self._umask = os.umask(0o077)
         os.umask(self._umask)

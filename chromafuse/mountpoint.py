@@ -17,20 +17,23 @@ import shutil
 import signal
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from . import mountinfo, runtime
-from .errors import UserError
+from .errors import UsageError, UserError
 from .mountinfo import Health, Mount
 from .text import printable, quoted
 
 DEVICE = "/dev/fuse"
 GONE = 15.0  # s that a supervisor has to end after its mount is gone
+UNTOLD = 1.0  # s of these that it has to see by itself that the mount is gone
 _POLL = 0.02  # s
 
 
 def locate(path: str) -> str:
     """Return the mountpoint that `path` means, absolute and without symbolic links. Raises UserError."""
+    if not path:  # a shell variable that is not set; it must not mean the current directory
+        raise UsageError("MOUNTPOINT is empty; name a directory")
     try:
         return mountinfo.resolve(path)
     except OSError as exc:
@@ -155,13 +158,15 @@ def remove(path: str, env: Mapping[str, str] = os.environ) -> None:
         what = f"a mount of {top.fstype}, not of chromafuse" if top else "not mounted"
         raise UserError(f"{printable(path)} is {what}; `chromafuse status` lists the mounts")
     supervisor = runtime.find(runtime.key_of(path), env, ask=False)
-    health = mountinfo.probe(path)
-    if health is Health.LIVE:
-        _unmount(path, lazy=False)
-    elif health is Health.HUNG:
-        _break(path, top, supervisor)
-    clear(path)
-    if supervisor is not None and not _wait_for_end(supervisor.pid, GONE):
+    with _handle(supervisor) as process:
+        health = mountinfo.probe(path)
+        if health is Health.LIVE:
+            _unmount(path, lazy=False)
+        elif health is Health.HUNG:
+            _break(path, top, supervisor)
+        clear(path)
+        ended = process is None or _see_out(process)
+    if supervisor is not None and not ended:
         raise UserError(
             f"{printable(path)} is unmounted, but its supervisor (process {supervisor.pid}) has not ended "
             f"within {GONE:g} s; see its log"
@@ -196,18 +201,41 @@ def _unmount(path: str, *, lazy: bool) -> None:
         ) from exc
 
 
-def _wait_for_end(pid: int, timeout: float) -> bool:
+@contextlib.contextmanager
+def _handle(supervisor: runtime.Supervisor | None) -> Iterator[int | None]:
+    """Give a descriptor of the process; None where it is gone, or of another pid namespace."""
+    if supervisor is None:
+        yield None
+        return
     try:
-        process = os.pidfd_open(pid)
-    except (ProcessLookupError, OSError):  # gone, or of another pid namespace
-        return True
+        process = os.pidfd_open(supervisor.pid)
+    except OSError:
+        yield None
+        return
     try:
-        # A poll object: select() knows no descriptor over 1023.
-        waiting = select.poll()
-        waiting.register(process, select.POLLIN)
-        return bool(waiting.poll(timeout * 1000))
+        yield process
     finally:
         os.close(process)
+
+
+def _see_out(process: int) -> bool:
+    """Wait for the end of a supervisor whose mount is gone; say whether it came.
+
+    A bind mount, or a sandbox's mount namespace, may hold the same file system: its view then learns nothing
+    of an unmount here, and is told to end.
+    """
+    if _has_ended(process, UNTOLD):
+        return True
+    with contextlib.suppress(OSError):
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    return _has_ended(process, GONE - UNTOLD)
+
+
+def _has_ended(process: int, timeout: float) -> bool:
+    # A poll object: select() knows no descriptor over 1023.
+    waiting = select.poll()
+    waiting.register(process, select.POLLIN)
+    return bool(waiting.poll(timeout * 1000))
 
 
 def _wait(condition: Callable[[], bool], timeout: float) -> bool:

@@ -106,6 +106,25 @@ def test_what_is_no_toml_is_an_error(tmp_path: Path, data: bytes) -> None:
         load_config(str(file), {})
 
 
+def test_a_file_without_an_end_is_an_error() -> None:
+    """A device or a huge file is refused after a bounded read."""
+    with pytest.raises(UsageError) as caught:
+        load_config("/dev/zero", {})
+    assert (
+        str(caught.value) == "/dev/zero: more than 1,048,576 bytes; that is no configuration file"
+    )
+
+
+def test_an_empty_flag_is_an_error() -> None:
+    """A flag whose value is empty, as by an unset shell variable, never means the default."""
+    with pytest.raises(UsageError, match="--config is empty"):
+        load_config("", {"CHROMAFUSE_CONFIG": "/elsewhere"})
+    with pytest.raises(UsageError, match="--collection is empty"):
+        choose("./a", Config(), collection="", env={"CHROMAFUSE_COLLECTION": "env"})
+    with pytest.raises(UsageError, match="--store-token-file is empty"):
+        choose("./a", Config(), token_file="", env={})
+
+
 def test_flag_beats_environment_beats_file_beats_default() -> None:
     """The order holds for collection and token file."""
     files = Config({"a": StoreEntry("/a", "file", "/file"), "b": StoreEntry("/b")})

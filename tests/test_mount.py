@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -67,6 +67,15 @@ def test_a_mountpoint_has_many_names(
     assert (mount_root / "link").is_symlink()
 
 
+@pytest.mark.parametrize("words", ["mount {store}", "umount", "status", "export {store}"])
+def test_an_empty_path_is_an_error(tmp_path: Path, store: Path, words: str) -> None:
+    """A path that is empty, as by an unset shell variable, never means the current directory."""
+    done = chromafuse(tmp_path, *words.format(store=store).split(), "")
+    assert (done.returncode, done.stdout) == (2, "")
+    what = "DIR" if words.startswith("export") else "MOUNTPOINT"
+    assert done.stderr.startswith(f"chromafuse: {what} is empty; name a directory")
+
+
 @contextmanager
 def trigger(point: Path) -> Iterator[int]:
     """Put a trigger of the automounter on a directory; give the pipe on which it asks for a mount."""
@@ -108,6 +117,30 @@ def test_a_bind_of_the_mount_is_served(tmp_path: Path, store: Path, mount_root: 
         assert (bound / "open.md").read_bytes() == b"for everyone\n"
         subprocess.run(["umount", bound], check=True)
         ok(chromafuse(tmp_path, "umount", running.point))
+        assert running.wait()[0] == 0
+
+
+@pytest.mark.parametrize("kept_by", ["bind", "namespace"])
+def test_umount_ends_a_mount_that_a_sandbox_holds(
+    tmp_path: Path, store: Path, mount_root: Path, kept_by: str
+) -> None:
+    """A bind, or another mount namespace, keeps the file system, not the mount's processes: umount ends them."""
+    with ExitStack() as cleanup, foreground(tmp_path, store, mount_root / "docs") as running:
+        if kept_by == "bind":
+            (bound := mount_root / "bound").mkdir()
+            subprocess.run(["mount", "--bind", running.point, bound], check=True)
+            cleanup.callback(lambda: subprocess.run(["umount", bound], check=True))
+        else:
+            sandbox = subprocess.Popen(
+                ["unshare", "--mount", "sh", "-c", "echo; exec cat"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            cleanup.enter_context(sandbox)
+            cleanup.callback(sandbox.kill)
+            assert sandbox.stdout is not None
+            sandbox.stdout.readline()
+        assert ok(chromafuse(tmp_path, "umount", running.point)) == ""
         assert running.wait()[0] == 0
 
 
