@@ -148,6 +148,12 @@ def test_front_matter_that_yaml_refuses_is_a_problem(front: str) -> None:
     assert read_front_matter(page(front)).problem.startswith("unreadable front matter: ")
 
 
+@pytest.mark.parametrize("name", ["a.md", "a.MDX", "a.mdown", "a.mkd", "a.qmd", "a.Rmd", "a.mdoc"])
+def test_front_matter_is_read_under_every_name_of_markdown(name: str) -> None:
+    """A page keeps its groups whichever suffix of Markdown it has."""
+    assert policy().decide(name, page("groups: [a]")).access == groups("a")
+
+
 @pytest.mark.parametrize("head", [b"<!---->", b"<!--", b"\n", b"{/*", b"\n<!-- -->"])
 def test_what_comes_before_front_matter_takes_no_time(head: bytes) -> None:
     """However much stands before it, front matter that comes late is looked for in linear time."""
