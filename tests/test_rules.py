@@ -278,11 +278,21 @@ def test_a_page_that_opens_itself_against_a_rule_is_reported() -> None:
     assert not strict.decide("b/x.md", page("public: true")).opened_by_page
 
 
-def test_only_markdown_has_front_matter() -> None:
-    """A text file that begins with dashes says nothing of its access."""
-    data = page("public: true")
+@pytest.mark.parametrize("text", ["public: true", "public: false", "groups: [billing]"])
+@pytest.mark.parametrize("name", ["a.txt", "a.html", "a"])
+def test_only_markdown_says_who_may_see_it(name: str, text: str) -> None:
+    """Words on access in a file that is no Markdown are not obeyed, and close it: somebody meant something."""
+    decision = policy(rule("*", "public")).decide(name, page(text))
+    assert decision.access == HIDDEN
+    assert decision.problem == "front matter with its access, in a file that is no Markdown"
+
+
+def test_dashes_in_a_text_file_say_nothing() -> None:
+    """A text file that begins with dashes, without words on access, is like any other."""
+    data = page("title: x")
     found = {name: policy().decide(name, data).access for name in ("a.md", "a.MDX", "a.txt", "a")}
-    assert found == {"a.md": PUBLIC, "a.MDX": PUBLIC, "a.txt": AUTHENTICATED, "a": AUTHENTICATED}
+    assert set(found.values()) == {AUTHENTICATED}
+    assert policy().decide("a.MDX", page("public: true")).access == PUBLIC
 
 
 def test_rules_that_match_nothing_are_told() -> None:
@@ -302,6 +312,7 @@ def test_rules_that_match_nothing_are_told() -> None:
         "docs.json", "mint.json", "a/b/anything.json", "openapi.yaml", "toc.yml", "acl.toml", "feed.xml", "A.JSON",
         "sitemap.xml", "sitemap-1.xml.gz", "sitemap.txt", "robots.txt", "llms.txt", "llms-full.txt", "redirects",
         "_redirects", "redirects.txt", "search-index.js", "docusaurus.config.js", "sidebars.ts", "page.json.br",
+        "SUMMARY.md", "guide/toc.md", "_sidebar.md", "_navbar.md", "_meta.js", "guide/_meta.ts", "nav.js",
     ],
 )  # fmt: skip
 def test_lists_are_for_the_operator(path: str) -> None:
@@ -351,6 +362,8 @@ def test_pages_are_no_lists(path: str) -> None:
         ("*", "_redirects", False),
         ("*.json", "x.json/y.yaml", False),
         ("x.json", "x.json/y.json", True),
+        ("SUMMARY.md", "SUMMARY.md", True),
+        ("*.md", "SUMMARY.md", False),
     ],
 )
 def test_a_rule_has_to_name_a_list(glob: str, path: str, named: bool) -> None:

@@ -43,7 +43,10 @@ _LIST_SUFFIXES = (
 _LIST_NAMES = (
     "redirects", "redirects.*", "_redirects*", "sitemap*", "robots.txt", "llms*.txt", "openapi*", "swagger*",
     "sidebars.*", "search-index*", "searchindex*", "*.config.js", "*.config.cjs", "*.config.mjs", "*.config.ts",
+    "_meta.*", "nav.js", "nav.ts", "navigation.*",
 )  # fmt: skip
+# Markdown by suffix, and yet the navigation of mdBook, GitBook, docsify and DocFX.
+_LIST_PAGES = ("summary.md", "_sidebar.md", "_navbar.md", "toc.md")
 _PACKED = (".gz", ".br", ".zst")
 
 
@@ -59,6 +62,8 @@ class Rule:
         """Say whether the rule means this very file, not only the folder or the set that it is in."""
         name = path.rpartition("/")[2]
         last = self.glob.last
+        if name.lower() in _LIST_PAGES:  # `*.md` means pages, not their table of contents
+            return last == name
         stem, _, suffix = name.rpartition(".")
         return last == name or (bool(stem) and last.endswith(f".{suffix}"))
 
@@ -100,10 +105,20 @@ class Policy:
             access = rule.access if rule is not None and named else HIDDEN
             return Decision(access, access, matched, withheld=not named)
         by_rule = rule.access if rule else self.default
-        said = read_front_matter(data) if has_front_matter(path) else NOTHING_SAID
+        said = _said(path, data)
         if said.problem:
             return Decision(HIDDEN, by_rule, matched, said.problem)
         return Decision(combine(said, by_rule), by_rule, matched)
+
+
+def _said(path: str, data: bytes) -> FrontMatter:
+    """Return what a file says of its own access. One that is no Markdown cannot say it, only be closed."""
+    said = read_front_matter(data)
+    if has_front_matter(path):
+        return said
+    if said.groups or said.public is not None:
+        return FrontMatter(problem="front matter with its access, in a file that is no Markdown")
+    return NOTHING_SAID
 
 
 def combine(said: FrontMatter, below: Access) -> Access:
@@ -118,8 +133,10 @@ def combine(said: FrontMatter, below: Access) -> Access:
 
 
 def is_list_file(path: str) -> bool:
-    """Say whether a file of this name lists other pages, as far as a name can tell. Pages never count."""
+    """Say whether a file of this name lists other pages, as far as a name can tell; other Markdown is none."""
     name = path.rpartition("/")[2].lower()
+    if name in _LIST_PAGES:
+        return True
     if has_front_matter(name):
         return False
     for suffix in _PACKED:
