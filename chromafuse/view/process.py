@@ -39,6 +39,7 @@ GRACE = 1.0  # s that a mount in use is served on after it was told to end
 # Requests in flight. Where stuck reads take up all tasks, lookups wait too: at 256, 400 readers of a silent
 # hub stopped `ls` until the deadline. An idle task ends; one that waits holds about 10 KiB.
 MAX_TASKS = 2048
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,10 @@ class Process:
     async def _take_signals(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        # What trio puts back when it is done: a late signal must not kill a view that is unmounting.
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        with trio.open_signal_receiver(*_SIGNALS) as signals:
             task_status.started()
             async for _ in signals:
                 if self._end.is_set():
