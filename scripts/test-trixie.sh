@@ -11,7 +11,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 MIRROR=${MIRROR:-http://deb.debian.org/debian}
-PACKAGES=attr,bubblewrap,ca-certificates,fuse3,gcc,libc6-dev,libfuse3-dev,make,pkg-config,procps,python3-dev,python3-venv,redis-server,ripgrep
+PACKAGES=(attr binutils bubblewrap ca-certificates fuse3 gcc libc6-dev libfuse3-dev make pkg-config procps
+    python3-dev python3-venv redis-server ripgrep)
 
 die() {
     printf 'chromafuse: %s\n' "$1" >&2
@@ -37,11 +38,10 @@ outside() {
 inside() {
     local root=$1
     shift
-    if [ ! -e "$root/.made" ]; then
-        debootstrap --variant=minbase --include="$PACKAGES" trixie "$root" "$MIRROR" >"$root.log" 2>&1 ||
-            { tail -5 "$root.log" >&2; die "debootstrap failed, see above"; }
-        rm -f "$root.log"
-        touch "$root/.made"
+    if [ ! -e "$root/usr/.made" ]; then
+        debootstrap --variant=minbase trixie "$root" "$MIRROR" >"$root/log" 2>&1 ||
+            { tail -n 5 "$root/log" >&2; die "debootstrap failed, see above"; }
+        touch "$root/usr/.made"
     fi
     mount --bind "$root" "$root" # so that / is a mount in there as well; tests make namespaces of their own
     mount -t proc proc "$root/proc"
@@ -49,22 +49,31 @@ inside() {
     mount -t tmpfs tmpfs "$root/dev/shm"
     touch "$root/dev/fuse"
     mount --bind /dev/fuse "$root/dev/fuse"
-    # The network as it is here: names, and the certificates that this machine trusts.
     cp /etc/resolv.conf /etc/hosts "$root/etc/"
-    cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
+    # What this machine trusts, for pip; the root's own list stays apt's business.
+    cp -L /etc/ssl/certs/ca-certificates.crt "$root/srv/certificates.crt"
     # A copy: the build must not write into this checkout, and mounts need a place that others can enter.
     rm -rf "$root/srv/chromafuse"
     mkdir -p "$root/srv/chromafuse"
     tar -c --exclude=./.venv --exclude=./.git --exclude='*.so' --exclude=__pycache__ . |
         tar -x --no-same-owner -C "$root/srv/chromafuse"
     exec chroot "$root" /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 \
-        PIP_CERT=/etc/ssl/certs/ca-certificates.crt ${CI:+CI="$CI"} \
+        PIP_CERT=/srv/certificates.crt ${CI:+CI="$CI"} \
         /bin/bash /srv/chromafuse/scripts/test-trixie.sh --chrooted "$@"
+}
+
+install_packages() {
+    printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d # no package starts a service
+    chmod +x /usr/sbin/policy-rc.d
+    local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -o APT::Sandbox::User=root)
+    { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends "${PACKAGES[@]}"; } >/log 2>&1 ||
+        { tail -n 20 /log >&2; die "apt-get failed in Debian 13, see above"; }
 }
 
 # In Debian 13: a plain user's way, `pip install` without the Makefile, and the tests in the copy.
 chrooted() {
     [ $# -gt 0 ] || set -- tests/test_fast.py
+    dpkg -s "${PACKAGES[@]}" >/dev/null 2>&1 || install_packages
     [ -x /srv/venv/bin/python ] || python3 -m venv /srv/venv
     /srv/venv/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]'
     /srv/venv/bin/python -c 'import sys; print("Python", *sys.version.split()[:1])'
