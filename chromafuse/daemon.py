@@ -81,6 +81,7 @@ def detach(log: Log) -> Outcome | Parent:
         return _await(reading, child)
     os.close(reading)
     os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it has no terminal that could close
     os.chdir("/")
     _redirect(log)
     return Parent(writing)

@@ -24,10 +24,19 @@ def row(mount: dict[str, Any]) -> Sequence[str]:
     pages = mount.get("pages")
     return (
         printable(mount["mountpoint"]),
-        mount["state"] if mount.get("store_up", True) else f"{mount['state']}, store down",
+        _state(mount),
         f"{pages:,}" if pages is not None else "-",
         *(printable(str(mount.get(name, "-"))) for name in ("identity", "store", "collection")),
     )
+
+
+def _state(mount: dict[str, Any]) -> str:
+    """Return the state, and what does not work in a mount that lives."""
+    if mount["state"] != "live":
+        return str(mount["state"])
+    wrong = [f"{part} {mount[part]}" for part in ("hub", "view") if mount.get(part, "ok") != "ok"]
+    wrong += ["store down"] if not mount.get("store_up", True) else []
+    return ", ".join(["live", *wrong])
 
 
 def all_mounts() -> list[dict[str, Any]]:

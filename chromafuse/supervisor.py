@@ -1,10 +1,10 @@
 """The parent of one mount: it starts hub and view, keeps the hub alive, and ends everything in order.
 
-    hub dies                 started again, after 0.1 s, doubling to 5 s; the view lives and gets the new link.
-                             The new hub is told which tree the view holds
+    hub dies                 started again, see keeper; the view lives and gets the new link
     view ends with 0         unmounted from outside: the hub is stopped, exit 0
     view dies otherwise      exit 1; the mount is left dead on purpose (ENOTCONN), and cleared at the next start
-    SIGTERM, SIGINT, SIGHUP  unmounted, exit 0; a second signal does not wait
+    SIGTERM, SIGINT, SIGHUP  unmounted, exit 0; a second signal does not wait. SIGHUP is a terminal that closed:
+                             who has none (a daemon, `nohup`) ignores it, and so do we
     view does not end        killed; after 1 s its FUSE connection is aborted and the mount detached
 
 The mount is announced when hub and view say so and a child has read through it.
@@ -25,18 +25,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import trio
 
 from . import mountinfo, runtime
-from .children import Child, socket_pair
+from .children import Child
 from .daemon import notify
-from .errors import UserError
-from .model.access import Identity
+from .errors import UsageError, UserError
+from .job import Job
+from .keeper import ANSWER, STOP, Failed, HubKeeper, HubReady
 from .mountinfo import Mount
-from .store.location import StoreLocation
 from .text import printable, quoted
 
 log = logging.getLogger(__name__)
@@ -45,56 +44,13 @@ START = (
     90.0  # s from the start to a mount that answers; a large tree from a slow store takes its time
 )
 CHECK = 10.0  # s for the first read through the mount
-STOP = 5.0  # s that a child has to end
 KILLED = (
     1.0  # s from SIGKILL to the abort of the connection: a view in a notify call stays a zombie
 )
-FIRST_DELAY, LAST_DELAY = 0.1, 5.0  # s before the hub is started again
-SETTLED = 10.0  # s of life after which a hub's next death begins at the first delay
-ANSWER = 1.0  # s that hub and view have to answer a question for `status`
 SHOWN = 20  # warnings of the hub that are logged one by one
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to mount, where, for whom."""
-
-    location: StoreLocation
-    identity: Identity
-    mountpoint: str  # absolute, no symbolic links
-    allow_other: bool = False
-    cache_dir: Path | None = None
-    memory: int | None = None
-    rows_per_call: int | None = None
-
-    def start_line(self, link: int, pin: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the hub's start configuration."""
-        return {
-            "location": self.location.to_json(),
-            "identity": {
-                "kind": self.identity.kind.value,
-                "groups": sorted(self.identity.groups),
-            },
-            "link_fd": link,
-            "cache_dir": str(self.cache_dir) if self.cache_dir else None,
-            "memory": self.memory,
-            "rows_per_call": self.rows_per_call,
-            "pin": pin,
-        }
-
-
 # -- what tasks report
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    message: str
-    code: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class _HubReady:
-    facts: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +68,7 @@ class _Stop:
     signal: str
 
 
-_Report = _Failed | _HubReady | _Mounted | _ViewEnded | _Stop
+_Report = Failed | HubReady | _Mounted | _ViewEnded | _Stop
 
 
 @dataclass(slots=True)
@@ -122,8 +78,7 @@ class _State:
     since: float = field(default_factory=time.monotonic)
     state: str = "starting"
     mode: str = ""
-    hub: dict[str, Any] = field(default_factory=dict)  # what it said last
-    hub_starts: int = 0
+    hub: dict[str, Any] = field(default_factory=dict)  # what it said when it was ready last
 
 
 class Supervisor:
@@ -145,11 +100,10 @@ class Supervisor:
         self._capture = capture  # children's stderr goes to our log
         self._reports, self._next = trio.open_memory_channel[_Report](math.inf)
         self._state = _State()
-        self._hub: Child | None = None
+        self._keeper: HubKeeper | None = None
         self._view: Child | None = None
         self._view_started = trio.Event()
         self._mount: Mount | None = None
-        self._stopping = False
         self._hurry = trio.Event()
         self._stderr: int | None = None
 
@@ -174,7 +128,10 @@ class Supervisor:
     async def _start(self, nursery: trio.Nursery) -> None:
         arguments = ["--mountpoint", self._job.mountpoint]
         arguments += ["--allow-other"] if self._job.allow_other else []
-        nursery.start_soon(self._keep_hub)
+        self._keeper = HubKeeper(
+            self._job, self._give_link, self._reports.send, stderr=self._stderr
+        )
+        nursery.start_soon(self._keeper.run)
         self._view = await Child.start("chromafuse.view", *arguments, stderr=self._stderr)
         self._view_started.set()
         nursery.start_soon(self._watch_view, self._view)
@@ -199,8 +156,10 @@ class Supervisor:
         while not (self._state.hub and self._state.mode):
             report = await self._next.receive()
             match report:
-                case _Failed(message):
-                    raise UserError(message)
+                case Failed(message, code):
+                    raise (
+                        UsageError(message) if code == UsageError.exit_code else UserError(message)
+                    )
                 case _ViewEnded():
                     assert self._view is not None
                     raise UserError(
@@ -222,7 +181,7 @@ class Supervisor:
 
     def _note(self, report: _Report) -> None:
         match report:
-            case _HubReady(facts):
+            case HubReady(facts):
                 first = not self._state.hub
                 self._state.hub = {name: facts[name] for name in facts if name != "warnings"}
                 if first:
@@ -259,64 +218,25 @@ class Supervisor:
                 case _:
                     self._note(report)
 
-    async def _keep_hub(self) -> None:
-        delay, pin, said = FIRST_DELAY, None, ""
-        while True:
-            started = trio.current_time()
-            facts, failure = await self._run_hub(pin)
-            if self._stopping:
-                return
-            if pin is None and facts is None:
-                await self._reports.send(failure)
-                return
-            if facts is not None:
-                pin = pin or {name: facts[name] for name in ("generation", "sha256")}
-            if failure.message != said:
-                log.warning("%s; it is started again", failure.message)
-            said = failure.message
-            if trio.current_time() - started > SETTLED:
-                delay = FIRST_DELAY
-            await trio.sleep(delay)
-            delay = min(2 * delay, LAST_DELAY)
-
-    async def _run_hub(self, pin: dict[str, Any] | None) -> tuple[dict[str, Any] | None, _Failed]:
-        """Run one hub to its end; return what it was ready with, and why it ended."""
-        facts: dict[str, Any] | None = None
-        failure: _Failed | None = None
-        with socket_pair() as (ours, theirs):
-            hub = await Child.start(
-                "chromafuse.hub", descriptors=[theirs.fileno()], stderr=self._stderr
-            )
-            self._hub = hub
-            self._state.hub_starts += 1
-            await hub.line.send(self._job.start_line(theirs.fileno(), pin))
-            theirs.close()  # the view sees the end of the link when the hub dies
-            async for event in hub.line.read():
-                if event["event"] == "ready":
-                    facts = event
-                    await self._view_started.wait()
-                    assert self._view is not None
-                    await self._view.line.send({"hub": True}, [ours.fileno()])
-                    ours.close()
-                    await self._reports.send(_HubReady(_without_name(event)))
-                elif event["event"] == "failed":
-                    failure = _Failed(event["message"], event["exit_code"])
-        await hub.end(STOP)
-        await hub.process.wait()
-        return facts, failure or _Failed(f"{self._shown}: the hub died ({hub.ended})")
+    async def _give_link(self, descriptor: int) -> None:
+        await self._view_started.wait()
+        assert self._view is not None
+        await self._view.line.send({"hub": True}, [descriptor])
 
     async def _watch_view(self, view: Child) -> None:
         async for event in view.line.read():
             if event["event"] == "mounted":
                 await self._reports.send(_Mounted(event["mode"]))
             elif event["event"] == "failed":
-                await self._reports.send(_Failed(event["message"], event["exit_code"]))
+                await self._reports.send(Failed(event["message"], event["exit_code"]))
         await self._reports.send(_ViewEnded(await view.process.wait()))
 
     async def _take_signals(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
         with trio.open_signal_receiver(*numbers) as signals:
             task_status.started()
             first = True
@@ -329,14 +249,14 @@ class Supervisor:
     # -- the end
 
     async def _end(self) -> None:
-        self._stopping = True
         self._state.state = "stopping"
         notify("STOPPING=1")
+        hub = self._keeper.ending() if self._keeper is not None else None
         if self._view is not None:
             await self._end_view(self._view)
-        if self._hub is not None and self._hub.process.returncode is None:
-            await self._within(self._hub, STOP)
-            await self._hub.process.wait()
+        if hub is not None:
+            await self._within(hub, STOP)
+            await hub.process.wait()
 
     async def _end_view(self, view: Child) -> None:
         if view.process.returncode is None and not await self._within(view, STOP):
@@ -386,16 +306,22 @@ class Supervisor:
                     await stream.send_all(json.dumps(await self._status()).encode() + b"\n")
 
     async def _status(self) -> dict[str, Any]:
-        answers: dict[str, dict[str, Any] | None] = {}
+        hub: dict[str, Any] = {}
+        counters: dict[str, Any] | None = None
+        keeper, view = self._keeper, self._view
 
-        async def ask(child: Child | None, about: str, answer: str) -> None:
-            if child is not None and child.process.returncode is None:
-                answers[answer] = await child.line.ask(about, answer, ANSWER)
+        async def ask_hub() -> None:
+            if keeper is not None:
+                hub.update(await keeper.status())
+
+        async def ask_view() -> None:
+            nonlocal counters
+            if view is not None and view.process.returncode is None:
+                counters = await view.line.ask("counters", "counters", ANSWER)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, self._hub, "status", "status")
-            nursery.start_soon(ask, self._view, "counters", "counters")
-        known = answers.get("status")
+            nursery.start_soon(ask_hub)
+            nursery.start_soon(ask_view)
         return {
             "mountpoint": self._job.mountpoint,
             "state": self._state.state,
@@ -404,15 +330,12 @@ class Supervisor:
             "store": str(self._job.location),
             "collection": self._job.location.collection,
             **self._state.hub,
-            **(known or {}),
-            "hub": _word(self._hub, answers, "status"),
-            "view": _word(self._view, answers, "counters"),
-            "hub_pid": self._hub.pid if self._hub else None,
-            "view_pid": self._view.pid if self._view else None,
+            **hub,
+            "view": _word(view, answered=counters is not None),
+            "view_pid": view.pid if view else None,
             "supervisor_pid": os.getpid(),
-            "hub_restarts": max(0, self._state.hub_starts - 1),
             "uptime": round(time.monotonic() - self._state.since, 1),
-            "counters": answers.get("counters") or {},
+            "counters": counters or {},
         }
 
     # -- the children's stderr
@@ -422,14 +345,10 @@ class Supervisor:
         nursery.start_soon(_forward, reading)
 
 
-def _word(child: Child | None, answers: dict[str, dict[str, Any] | None], answer: str) -> str:
-    if child is None or child.process.returncode is not None:
+def _word(view: Child | None, *, answered: bool) -> str:
+    if view is None or view.process.returncode is not None:
         return "down"
-    return "ok" if answers.get(answer) is not None else "does not answer"
-
-
-def _without_name(event: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in event.items() if name != "event"}
+    return "ok" if answered else "does not answer"
 
 
 async def _forward(reading: int) -> None:

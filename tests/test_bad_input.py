@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import damage
+from tests.support.chroma_server import ChromaServer
 from tests.support.mounts import layers_at, small_store  # noqa: F401
 from tests.support.program import PROGRAM, environment, mounted
+from tests.support.quota_proxy import running_proxy
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.mount, pytest.mark.chroma]
@@ -153,12 +155,11 @@ def _namespace(commands: str, scene: Scene) -> list[str]:
 
 USAGE = [
     Case("no such command", "frob",
-         "argument COMMAND: invalid choice: 'frob' (choose from 'ingest', 'mount', 'umount', 'verify', "
-         "'status', 'export'); see `chromafuse --help`", 2),
+         "there is no command 'frob'; see `chromafuse --help`", 2),
     Case("no mountpoint given", "mount {store}",
          "the following arguments are required: MOUNTPOINT; see `chromafuse mount --help`", 2),
     Case("a flag that does not exist", "mount {store} {point} --frob",
-         "unrecognized arguments: --frob; see `chromafuse --help`", 2),
+         "unrecognized arguments: --frob; see `chromafuse mount --help`", 2),
     Case("two kinds of identity", "mount {store} {point} --unrestricted --group a",
          "--unrestricted goes with neither --authenticated nor --group", 2),
     Case("an option no mount here can have", "mount {store} {point} -o ro,suid",
@@ -214,22 +215,21 @@ MOUNTPOINTS = [
 ]  # fmt: skip
 
 NO_STORE = (
-    "{home}/no, collection docs: {home}/no: it is not a Chroma directory (no chroma.sqlite3 in it); check the "
+    "{home}/no, collection docs: it is not a Chroma directory (no chroma.sqlite3 in it); check the "
     "path, or make the store with `chromafuse ingest SRC {home}/no`"
 )
 NO_COLLECTION = (
-    "{store}, collection other: {store}: it has no collection 'other'; check --collection, or fill it with "
+    "{store}, collection other: it has no collection 'other'; check --collection, or fill it with "
     "`chromafuse ingest`"
 )
 UNREACHABLE = (
-    "http://127.0.0.1:1/default_tenant/default_database, collection docs: http://127.0.0.1:1: [Errno 111] "
-    "Error connecting to ('127.0.0.1', 1): Connection refused; check that the store is running and the "
+    "http://127.0.0.1:1/default_tenant/default_database, collection docs: Connection refused; "
+    "check that the store is running and the "
     "address is right"
 )
 NO_TREE = (
-    WHERE
-    + "1 of the path tree's 1 parts are missing; `chromafuse verify` says more; `chromafuse ingest` "
-    "publishes a new tree"
+    WHERE + "1 of the path tree's 1 parts are missing; publish a new tree: "
+    "`chromafuse ingest SRC {store} --max-delete 100%`"
 )
 STORES = [
     case
@@ -253,17 +253,27 @@ STORES = [
     )
 ]  # fmt: skip
 
+STORES += [
+    Case("a name that steers the terminal", "verify {home}/a\x1b[31m",
+         "{home}/a\\x1b[31m, collection docs: it is not a Chroma directory (no chroma.sqlite3 in it); check the "
+         "path, or make the store with `chromafuse ingest SRC '{home}/a\\x1b[31m'`"),
+]  # fmt: skip
+
 DAEMON = [
     Case("the daemon's failure is the command's", "mount {home}/no {point} --daemon --log-file {home}/log",
          NO_STORE),
 ]  # fmt: skip
 
+UNREADABLE = (
+    "1 of 4 pages cannot be read; ingest their source again, into another --collection where bytes are wrong: "
+    "a stored chunk is never overwritten"
+)
 PAGES = [
     Case("verify: wrong bytes", "verify {store}",
-         "1 of 4 pages cannot be read; `chromafuse ingest` of their source writes them anew",
+         UNREADABLE,
          arrange=harmed(damage.change_chunk)),
     Case("verify: no chunks", "verify {store}",
-         "1 of 4 pages cannot be read; `chromafuse ingest` of their source writes them anew",
+         UNREADABLE,
          arrange=harmed(damage.lose_chunks)),
     Case("export: wrong bytes", "export {store} {home}/copy",
          "open.md: stored bytes do not have the digest 1351724c47af851b9b687b9667cc025c; the copy is not whole; "
@@ -320,6 +330,22 @@ def test_a_mistake_is_one_clear_line(scene: Scene, case: Case) -> None:
     )
     assert [place.name for place in scene.home.glob("*copy*")] == []
     assert list(scene.home.glob(".copy*")) == []
+
+
+@pytest.mark.parametrize("command", ["mount {} {{point}}", "verify {}", "export {} {{home}}/copy"])
+def test_a_wrong_token_is_one_line(scene: Scene, chroma_server: ChromaServer, command: str) -> None:
+    """A server that refuses the token is named, with what to check; nothing is mounted or written."""
+    (scene.home / "token").write_text("wrong\n")
+    with running_proxy(chroma_server.url) as proxy:
+        words = command.format(proxy.url) + " --store-token-file {home}/token"
+        code, said = run(scene, words)
+    assert (code, said) == (
+        1,
+        f"chromafuse: {proxy.url}, collection docs: Unauthorized (status 401); check the token "
+        "(--store-token-file), the tenant and the database\n",
+    )
+    assert layers_at(scene.point) == []
+    assert list(scene.home.glob("*copy*")) == []
 
 
 def test_a_live_mount_is_never_mounted_upon(scene: Scene) -> None:

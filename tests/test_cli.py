@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
@@ -13,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from chromafuse import __version__, cli
+from chromafuse import __version__, cli, commands, outcome
 from chromafuse.errors import StoreMissing, UsageError, UserError
 from chromafuse.model.access import Identity, Kind
+from tests.support import damage
 from tests.support.mounts import small_store  # noqa: F401
 from tests.support.program import PROGRAM, chromafuse, environment, ok
 
@@ -44,14 +47,14 @@ def test_without_words_there_is_help(tmp_path: Path) -> None:
 
 def test_commands_are_those_that_exist() -> None:
     """There is no command of a later time."""
-    assert sorted(cli.COMMANDS) == COMMANDS
+    assert sorted(commands.COMMANDS) == COMMANDS
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(tmp_path: Path, command: str) -> None:
     """`COMMAND --help` succeeds and says what the command does."""
     said = ok(chromafuse(tmp_path, command, "--help"))
-    assert cli.COMMANDS[command].help in said
+    assert commands.COMMANDS[command].help in said
 
 
 def test_help_loads_nothing_slow(tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_help_loads_nothing_slow(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["mount", "export"])
 def test_identities(command: str, words: list[str], identity: Identity) -> None:
     """No option is anonymous, a group implies a login, and the operator is named."""
-    assert cli._identity(parse(command, "s", "t", *words)) == identity
+    assert commands._identity(parse(command, "s", "t", *words)) == identity
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,7 @@ def test_identities(command: str, words: list[str], identity: Identity) -> None:
 def test_one_identity_only(words: list[str]) -> None:
     """Two kinds of identity, and a group without a name, are usage errors."""
     with pytest.raises(UsageError):
-        cli._identity(parse("mount", "s", "t", *words))
+        commands._identity(parse("mount", "s", "t", *words))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,7 @@ def test_one_identity_only(words: list[str]) -> None:
 )
 def test_words_of_mount(options: list[str], allow_other: bool) -> None:
     """allow_other counts, what mount(8) itself means is ignored."""
-    assert cli._mount_options(options) is allow_other
+    assert commands._mount_options(options) is allow_other
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,15 @@ def test_words_of_mount(options: list[str], allow_other: bool) -> None:
 def test_other_words_are_refused(option: str) -> None:
     """What this mount cannot be is a usage error, never ignored."""
     with pytest.raises(UsageError):
-        cli._mount_options([option])
+        commands._mount_options([option])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_are_command_lines(command: str) -> None:
+    """Every example in the help is one that the parser takes."""
+    for example in commands.COMMANDS[command].examples:
+        name, *words = example.partition(" |")[0].split()
+        assert (name, parse(*words).command) == ("chromafuse", command)
 
 
 # -- ends
@@ -136,7 +147,7 @@ def fails_with(*exceptions: BaseException) -> tuple[int, str]:
             raise exceptions[0]
         raise BaseExceptionGroup("several", exceptions)
 
-    return cli.outcome_of(run)
+    return outcome.outcome_of(run)
 
 
 def test_a_users_mistake_is_a_line() -> None:
@@ -179,11 +190,48 @@ def test_verify_reports(tmp_path: Path, store: Path) -> None:
     assert (report["ok"], report["pages"], report["problems"]) == (True, 4, [])
 
 
+@pytest.mark.chroma
+def test_verify_shows_progress_on_a_terminal(tmp_path: Path, store: Path) -> None:
+    """On a terminal there is a bar while pages are read; a pipe gets the report alone."""
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run(
+            [*PROGRAM, "verify", str(store)],
+            env=environment(tmp_path) | {"TERM": "xterm"},
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.startswith("generation 1: 4 pages")
+        assert b"reading pages" in os.read(ours, 65536)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+@pytest.mark.chroma
+def test_the_way_out_of_damage_is_true(tmp_path: Path, store: Path) -> None:
+    """What `verify` advises mends: lost chunks by the next ingest, wrong bytes in another collection."""
+    source = store.parent / "source"
+    ingest = ["ingest", source, "--default-access", "public"]
+    for harm, where in (
+        (damage.lose_chunks, ["--collection", "docs"]),
+        (damage.change_chunk, ["--collection", "anew"]),
+    ):
+        home = tmp_path / harm.__name__
+        home.mkdir()
+        harmed = damage.damaged(store, home, harm)
+        assert chromafuse(home, "verify", harmed).returncode == 1
+        ok(chromafuse(home, *ingest, harmed, *where))
+        ok(chromafuse(home, "verify", harmed, *where))
+
+
 def test_ctrl_c_is_130(tmp_path: Path) -> None:
     """An interrupted command exits as shells expect, without a traceback."""
     code = (
-        "import signal, os\nfrom chromafuse import cli\nimport sys\n"
-        "sys.exit(cli.outcome_of(lambda: os.kill(os.getpid(), signal.SIGINT) or 0)[0])"
+        "import signal, os\nfrom chromafuse import outcome\nimport sys\n"
+        "sys.exit(outcome.outcome_of(lambda: os.kill(os.getpid(), signal.SIGINT) or 0)[0])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -199,9 +247,9 @@ def test_ctrl_c_is_130(tmp_path: Path) -> None:
 def test_the_unit_starts_what_exists() -> None:
     """The unit's command line is one that the parser takes, with every variable replaced."""
     unit = (ROOT / "systemd" / "chromafuse@.service").read_text()
-    commands = re.findall(r"^Exec\w+=/usr/bin/env chromafuse (.*)$", unit, re.MULTILINE)
-    assert len(commands) == 1
-    words = commands[0].replace("${STORE}", "./s").replace("${MOUNTPOINT}", "/m")
+    starts = re.findall(r"^Exec\w+=/usr/bin/env chromafuse (.*)$", unit, re.MULTILINE)
+    assert len(starts) == 1
+    words = starts[0].replace("${STORE}", "./s").replace("${MOUNTPOINT}", "/m")
     args = parse(*words.replace("$OPTIONS", "--group billing --allow-other").split())
     assert (args.command, args.store, args.mountpoint, args.daemon) == ("mount", "./s", "/m", False)
     assert "\nType=notify\n" in unit

@@ -179,8 +179,8 @@ def spoiled(server: ChromaServer, collection: str, document: str | None) -> Stor
         (
             "hub-damaged",
             '{"format": 1, "embedding": {"name": "constant", "dimension": 3}, "generation": "x"}',
-            "the record __path_tree__ has no int 'generation'; `chromafuse verify` says more; "
-            "`chromafuse ingest` publishes a new tree",
+            "the record __path_tree__ has no int 'generation'; publish a new tree: "
+            "`chromafuse ingest SRC {location} --max-delete 100%`",
         ),
     ],
 )
@@ -189,7 +189,8 @@ def test_a_tree_that_cannot_be_read_is_one_line(
 ) -> None:
     """Nothing published, an unknown format and a damaged root are each one line with the way out."""
     location = spoiled(chroma_server, name, document)
-    assert failed(location, tmp_path) == f"{location}, collection {name}: {end}"
+    expected = f"{location}, collection {name}: {end.format(location=location)}"
+    assert failed(location, tmp_path) == expected
 
 
 def test_a_token_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -85,6 +86,76 @@ def test_a_dead_hub_is_started_again(tmp_path: Path, store: Path, point: Path) -
             f"chromafuse: WARNING: {point}: the hub died (signal 9); it is started again\n"
             f"chromafuse: INFO: SIGTERM: unmounting {point}\n",
         )
+
+
+def test_a_hub_that_cannot_start_is_told(tmp_path: Path, store: Path, point: Path) -> None:
+    """While the store is away `status` says why there is no hub; listings go on; a hub comes when it can."""
+    own, away = tmp_path / "store", tmp_path / "away"
+    shutil.copytree(store, own)
+    with foreground(tmp_path, own, point) as running:
+        names = sorted(os.listdir(point))
+        own.rename(away)
+        os.kill(running.status()["hub_pid"], signal.SIGKILL)
+        gone = (
+            f"{own}, collection docs: it is not a Chroma directory (no chroma.sqlite3 in it); check the path, "
+            f"or make the store with `chromafuse ingest SRC {own}`"
+        )
+        wait_for(lambda: running.status()["hub_error"] == gone, what="the reason is told")
+        status = running.status()
+        assert (status["hub"], "store_up" in status) == ("down", False)
+        (line,) = (
+            line for line in ok(chromafuse(tmp_path, "status")).splitlines() if str(point) in line
+        )
+        assert line.split("  ")[1:2] == ["live, hub down"]
+        assert sorted(os.listdir(point)) == names
+        away.rename(own)
+        wait_for(lambda: running.status()["hub"] == "ok", what="a hub is there again")
+        assert running.status()["hub_error"] == ""
+        assert (point / "open.md").read_bytes() == b"for everyone\n"
+        said = running.end()[1].splitlines()
+        assert f"chromafuse: WARNING: {gone}; it is started again" in said
+
+
+def test_the_next_hub_serves_the_tree_that_is_mounted(
+    tmp_path: Path, store: Path, point: Path
+) -> None:
+    """A tree that was published meanwhile is not mixed in: names and bytes are those of the first hub."""
+    own, source = tmp_path / "store", tmp_path / "source"
+    shutil.copytree(store, own)
+    shutil.copytree(store.parent / "source", source)
+    with foreground(tmp_path, own, point) as running:
+        before = sorted(os.listdir(point))
+        (source / "open.md").write_bytes(b"changed\n")
+        (source / "new.md").write_bytes(b"new\n")
+        ok(chromafuse(tmp_path, "ingest", source, own, "--default-access", "public"))
+        first = running.status()["hub_pid"]
+        os.kill(first, signal.SIGKILL)
+        after = wait_for(
+            lambda: (
+                (found := running.status())["hub"] == "ok" and found["hub_pid"] != first and found
+            ),
+            what="a hub answers",
+        )
+        assert (after["generation"], sorted(os.listdir(point))) == (1, before)
+        assert (point / "open.md").read_bytes() == b"for everyone\n"
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    """Say whether a process ignores a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line for line in status.splitlines() if line.startswith("SigIgn:")).split()[1]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def test_a_hangup_is_for_who_has_a_terminal(tmp_path: Path, store: Path, point: Path) -> None:
+    """A daemon ignores SIGHUP, and so does a mount that `nohup` started; see above for all others."""
+    with mounted(tmp_path, store, point):
+        status = json.loads(ok(chromafuse(tmp_path, "status", point, "--json")))
+        assert ignores(status["supervisor_pid"], signal.SIGHUP)
+        os.kill(status["supervisor_pid"], signal.SIGHUP)
+        assert json.loads(ok(chromafuse(tmp_path, "status", point, "--json")))["state"] == "live"
+    with foreground(tmp_path, store, point, prefix=["env", "--ignore-signal=HUP"]) as running:
+        assert ignores(running.status()["supervisor_pid"], signal.SIGHUP)
 
 
 def break_link(hub: int, supervisor: int) -> None:
@@ -227,6 +298,7 @@ def test_status_says_everything(tmp_path: Path, store: Path, point: Path) -> Non
             "hub": "ok",
             "view": "ok",
             "supervisor_pid": running.process.pid,
+            "hub_error": "",
             "hub_restarts": 0,
         }
         assert status["counters"]["statfs"] >= 1

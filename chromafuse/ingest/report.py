@@ -32,6 +32,7 @@ _STAGES = {
     "write": "writing chunks",
     "check": "checking chunks",
     "collect": "collecting old records",
+    "verify": "reading pages",
 }
 
 

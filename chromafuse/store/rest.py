@@ -10,6 +10,8 @@ Concurrency: any number of tasks; at most CONNECTIONS requests are under way (Ch
 from __future__ import annotations
 
 import itertools
+import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -114,7 +116,7 @@ class Http:
     def _judge_transport(self, exc: httpx.TransportError, broken_for: float) -> None:
         """Raise what a failed connection means, or return for another attempt."""
         cause = _cause(exc)
-        reason = str(cause) or type(exc).__name__
+        reason = _reason(cause) or type(exc).__name__
         if isinstance(cause, ssl.SSLCertVerificationError):
             raise StoreUnavailable(
                 f"{self._label}: its TLS certificate is not valid ({cause.verify_message})"
@@ -146,6 +148,15 @@ class Http:
                 f"{self._label}: status {status}, so this is no Chroma of version 1 or later"
             )
         raise StoreRejected(reason)
+
+
+def _reason(cause: BaseException) -> str:
+    """Return what the system says, without the address that is in the message already."""
+    if isinstance(cause, ConnectionError | TimeoutError) and cause.errno:
+        return os.strerror(cause.errno)
+    if isinstance(cause, socket.gaierror):
+        return cause.strerror or str(cause)
+    return str(cause)
 
 
 def _cause(exc: BaseException) -> BaseException:

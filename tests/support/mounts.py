@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,11 +87,22 @@ def foreground(
     *options: str,
     env: Mapping[str, str] | None = None,
     ready: bool = True,
+    prefix: Sequence[str] = (),
 ) -> Iterator[Running]:
     """Start a foreground mount, wait until it is announced, and end it and what it left at the end."""
     point.mkdir(exist_ok=True)
     process = subprocess.Popen(
-        [*PROGRAM, "mount", str(store), str(point), *options],
+        # A terminal's, whatever runs the tests: who ignores SIGHUP passes that on.
+        [
+            "env",
+            "--default-signal=HUP",
+            *prefix,
+            *PROGRAM,
+            "mount",
+            str(store),
+            str(point),
+            *options,
+        ],
         env={**environment(home), **(env or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
