@@ -260,3 +260,11 @@ def test_the_console_script_is_this_main() -> None:
     """The installed command and `python -m chromafuse` are one function."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"chromafuse": "chromafuse.cli:main"}
+
+
+def test_an_empty_source_is_not_the_current_directory(tmp_path: Path) -> None:
+    """`ingest "$UNSET" STORE` publishes nothing: an empty SRC is a usage error, and no store is made."""
+    done = chromafuse(tmp_path, "ingest", "", tmp_path / "store")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "chromafuse: SRC is empty; name a directory\n"
+    assert not (tmp_path / "store").exists()
