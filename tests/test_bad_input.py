@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import damage
+from tests.support import damage, reach
 from tests.support.chroma_server import ChromaServer
 from tests.support.mounts import layers_at, small_store  # noqa: F401
 from tests.support.program import PROGRAM, environment, mounted
@@ -109,7 +109,7 @@ def as_user(scene: Scene, device_mode: str = "666", commands: str = ":") -> None
     """An ordinary user to whom /dev/fuse is open, and an empty /etc/fuse.conf."""
     scene.store = Path(shutil.copytree(scene.store, scene.home / "store"))
     namespace = _namespace(
-        "mkdir $1/n; mount -t tmpfs none $1/n; chmod 755 $1/n;"
+        f"{reach.opened()}; mkdir $1/n; mount -t tmpfs none $1/n; chmod 755 $1/n;"
         f"mknod -m {device_mode} $1/n/fuse c 10 229; mount --bind $1/n/fuse /dev/fuse;"
         f"touch $1/n/conf; [ ! -e /etc/fuse.conf ] || mount --bind $1/n/conf /etc/fuse.conf; {commands}",
         scene,

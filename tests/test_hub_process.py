@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -299,7 +300,8 @@ def test_neither_chromadb_nor_pyfuse3_is_loaded(embedded: StoreLocation, tmp_pat
         assert hub.event() is not None
         maps = Path(f"/proc/{hub.process.pid}/maps").read_text()
         assert "trio" in maps or ".so" in maps
-        assert not [line for line in maps.splitlines() if "chroma" in line or "fuse3" in line]
+        # By the names of the libraries: the checkout's own path may well hold the word.
+        assert not re.search(r"chromadb_rust|/chromadb/|pyfuse3|libfuse3", maps)
 
 
 def test_no_secret_is_in_its_command_line(embedded: StoreLocation, tmp_path: Path) -> None:

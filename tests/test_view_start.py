@@ -14,6 +14,7 @@ import pytest
 
 from chromafuse.view.mounting import Mounted, explain, parse_mountinfo
 from chromafuse.view.process import deadline_under_kernel
+from tests.support import reach
 from tests.support.fake_hub import FakeHub
 from tests.support.session import mounts_below
 from tests.support.view_process import ViewProcess, mounted
@@ -84,7 +85,7 @@ def as_nobody(point: Path, node_mode: str, fuse_conf: str = "") -> tuple[str, ..
     conf.write_text(fuse_conf, encoding="ascii")
     shutil.chown(point, int(NOBODY), int(NOBODY))
     script = (
-        f"mknod -m {node_mode} {node} c 10 229 && mount --bind {node} /dev/fuse"
+        f"{reach.opened()} && mknod -m {node_mode} {node} c 10 229 && mount --bind {node} /dev/fuse"
         f' && mount --bind {conf} /etc/fuse.conf && exec "$@"'
     )
     user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
