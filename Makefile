@@ -16,19 +16,24 @@ MAKEFLAGS += --no-print-directory
 
 .PHONY: help
 help: ## say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 .PHONY: demo
 demo: system-run device .venv/.installed ## ingest the sample site, mount it as three identities, show what each sees
 	@scripts/demo.sh
 
 .PHONY: test
-test: system-test device .venv/.installed ## run every test
+test: system-test device .venv/.installed ## run every test, those that mount in both modes
 	$(PYTEST) $(ARGS)
+	CHROMAFUSE_FAST=0 $(PYTEST) -m mount $(ARGS)
 
 .PHONY: test-long
 test-long: system-test device .venv/.installed ## run every test, the random ones with many more examples
 	$(PYTEST) --hypothesis-profile=long --timeout=1800 $(ARGS)
+
+.PHONY: test-trixie
+test-trixie: ## run fast mode's tests on Debian 13, in a root of their own (debootstrap; as root)
+	@scripts/test-trixie.sh $(ARGS)
 
 .PHONY: check
 check: system-run .venv/.installed ## format, lint, types, and the tests that need no mount and no server (under a minute)
@@ -52,6 +57,7 @@ venv: system-run .venv/.installed ## make .venv and nothing else
 .PHONY: clean
 clean: ## remove what the other targets made in the checkout
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -f chromafuse/view/_fast*.so
 	find chromafuse tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- what they stand on
@@ -65,5 +71,5 @@ device:
 	@scripts/bootstrap.sh device
 
 # Installed again only when the description or the pins change; code is used in place.
-.venv/.installed: pyproject.toml constraints.txt $(wildcard setup.py)
+.venv/.installed: pyproject.toml constraints.txt setup.py chromafuse/view/_fast.c
 	@scripts/bootstrap.sh venv

@@ -25,6 +25,7 @@ import trio
 _PACKAGES = Path(__file__).resolve().parents[1]
 _LINE_MAX = 16 << 20  # bytes; a hub's warnings travel in one line
 _COMMON = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+_VIEW = ("CHROMAFUSE_FAST",)
 _HUB = (
     *("CHROMAFUSE_STORE_TOKEN", "CHROMA_API_KEY"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR"),
@@ -34,8 +35,7 @@ _HUB = (
 def environment(module: str, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment of a child: what it needs, and for the view nothing secret."""
     names = {*_COMMON, *(name for name in env if name.startswith("LC_"))}
-    if module == "chromafuse.hub":
-        names |= set(_HUB)
+    names |= set(_HUB if module == "chromafuse.hub" else _VIEW)
     kept = {name: env[name] for name in sorted(names) if name in env}
     return kept | {"PYTHONPATH": str(_PACKAGES)}
 

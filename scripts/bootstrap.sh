@@ -114,6 +114,9 @@ make_venv() {
     echo "installing the packages of constraints.txt into $VENV"
     "$VENV/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]' ||
         die "pip could not install the packages of constraints.txt (see above): is the package index reachable?"
+    # pip -q hides the warning of a build that failed.
+    ls chromafuse/view/_fast*.so >/dev/null 2>&1 ||
+        echo "the C part of fast mode was not built: mounts work, slower; it needs gcc, pkg-config and libfuse3-dev"
     tell_about_private_parents
     touch "$VENV/.installed"
 }

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_hub import MTIME, FakeHub
+from tests.support.modes import LOAD_FAST, MODE
 from tests.support.session import mounts_below
 from tests.support.view_process import ViewProcess, mounted
 from tests.support.waiting import wait_for
@@ -165,7 +166,7 @@ def test_the_control_files_are_there_and_hidden(site: ViewProcess) -> None:
     assert len(status) == 512 == (control / "status").stat().st_size
     lines = dict(line.split(": ") for line in status.decode().splitlines()[:-1])
     assert list(lines) == ["digest", "pages", "mode", "backend"]
-    assert (lines["pages"], lines["mode"], lines["backend"]) == (str(len(SITE)), "stock", "ok")
+    assert (lines["pages"], lines["mode"], lines["backend"]) == (str(len(SITE)), MODE, "ok")
     readme = (control / "README.md").read_bytes()
     assert len(readme) == (control / "README.md").stat().st_size
     assert not (site.mountpoint / "api" / ".chromafuse").exists()
@@ -357,13 +358,13 @@ def test_a_hub_with_the_same_tree_by_another_number_goes_on(point: Path) -> None
 def test_a_bug_in_a_handler_does_not_end_the_mount(point: Path) -> None:
     """A planted bug is EIO and a traceback; the next request is answered."""
     planted = (
-        "import sys, chromafuse.view.process as process, chromafuse.view.ops as ops\n"
+        LOAD_FAST + "import chromafuse.view.process as process, chromafuse.view.ops as ops\n"
         "real = ops.attributes.of\n"
         "def of(owner, snapshot, inode):\n"
         "    if snapshot.name(inode) == b'b.md': raise ZeroDivisionError('planted')\n"
         "    return real(owner, snapshot, inode)\n"
         "ops.attributes.of = of\n"
-        "sys.exit(process.main())\n"
+        "sys.exit(process.main(fast=loaded))\n"
     )
     hub = FakeHub(PAGES)
     view = ViewProcess(point, program=(sys.executable, "-c", planted))
@@ -438,6 +439,35 @@ def again(view: ViewProcess) -> bool:
     return False
 
 
+def test_a_failed_self_test_mounts_again_in_stock_mode(point: Path) -> None:
+    """Where the fast mount does not answer right the view mounts once more, stock, and says why."""
+    planted = (
+        LOAD_FAST + "import chromafuse.view.process as process\n"
+        "real, verdicts = process.self_test, ['planted']\n"
+        "process.self_test = lambda *what: verdicts.pop() if verdicts else real(*what)\n"
+        "sys.exit(process.main(fast=loaded))\n"
+    )
+    hub = FakeHub(PAGES)
+    view = ViewProcess(point, program=(sys.executable, "-c", planted))
+    try:
+        view.give(hub.connect())
+        if MODE == "stock":  # nothing is left to fall back to
+            failed = view.event()
+            assert failed["message"] == f"{point}: the mount does not answer: planted"
+            assert view.wait() == 1
+            return
+        assert view.event() == {"event": "mounted", "mode": "stock"}
+        assert "stock mode, slower: the self-test failed: planted" in view.said()
+        assert mounts_below(point) == [str(point)]
+        name = next(iter(PAGES))
+        assert (point / name).read_bytes() == PAGES[name]
+        assert view.counters()["open"] >= 1
+        assert view.terminate() == 0
+    finally:
+        view.clean()
+        hub.die()
+
+
 def test_a_killed_view_leaves_a_dead_mount(point: Path) -> None:
     """After SIGKILL the mount answers ENOTCONN: never an empty directory."""
     with mounted(FakeHub(PAGES), point) as view:
@@ -445,19 +475,19 @@ def test_a_killed_view_leaves_a_dead_mount(point: Path) -> None:
         assert view.wait() == -signal.SIGKILL
         assert mounts_below(point) == [str(point)]
         with pytest.raises(OSError, match="not connected") as caught:
-            os.listdir(point)
+            os.statvfs(point)  # never cached, as listings are in fast mode
         assert caught.value.errno == errno.ENOTCONN
 
 
 def test_a_crashed_view_leaves_a_dead_mount(point: Path) -> None:
     """An exception outside the handlers is a traceback, exit 1, and ENOTCONN."""
     planted = (
-        "import sys, trio, chromafuse.view.process as process\n"
-        "async def crash(self, ops):\n"
+        LOAD_FAST + "import trio, chromafuse.view.process as process\n"
+        "async def crash(self, ops, mounted):\n"
         "    await ops.started.wait()\n"
         "    raise ZeroDivisionError('planted')\n"
         "process.Process._announce = crash\n"
-        "sys.exit(process.main())\n"
+        "sys.exit(process.main(fast=loaded))\n"
     )
     hub = FakeHub(PAGES)
     view = ViewProcess(point, program=(sys.executable, "-c", planted))

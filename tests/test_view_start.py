@@ -16,6 +16,7 @@ from chromafuse.view.mounting import Mounted, explain, parse_mountinfo
 from chromafuse.view.process import deadline_under_kernel
 from tests.support import reach
 from tests.support.fake_hub import FakeHub
+from tests.support.modes import LOAD_FAST, MODE
 from tests.support.session import mounts_below
 from tests.support.view_process import ViewProcess, mounted
 from tests.support.waiting import wait_for
@@ -133,7 +134,7 @@ def test_a_user_mounts_through_fusermount(
     view = ViewProcess(point, *options, program=as_nobody(point, "0666", "user_allow_other\n"))
     try:
         view.give(hub.connect())
-        assert view.event() == {"event": "mounted", "mode": "stock"}, view.said()
+        assert view.event() == {"event": "mounted", "mode": MODE}, view.said()
         inside = ("nsenter", "-m", "-t", str(view.process.pid))
         user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
         look = ("sh", "-c", 'cat "$1/a.md"; stat -c %u:%A "$1/a.md"', "-", str(point))
@@ -152,9 +153,10 @@ def test_a_user_mounts_through_fusermount(
 def test_options_that_were_dropped_fail_the_mount(hub: FakeHub, point: Path) -> None:
     """What the kernel made is read back: a mount without `ro` is taken away again."""
     planted = (
-        "import sys, chromafuse.view.mounting as mounting, chromafuse.view.process as process\n"
+        LOAD_FAST
+        + "import chromafuse.view.mounting as mounting, chromafuse.view.process as process\n"
         "mounting.OPTIONS = mounting.OPTIONS - {'ro', 'noexec'}\n"
-        "sys.exit(process.main())\n"
+        "sys.exit(process.main(fast=loaded))\n"
     )
     message = failure(hub, point, program=(sys.executable, "-c", planted))
     assert message.startswith(f"{point}: mounted without noexec, ro, so unmounted again")

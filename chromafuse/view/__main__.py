@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from .process import main
+from . import fast
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # First the C part, then pyfuse3: the linker binds a name once, when pyfuse3 is loaded.
+    loaded = fast.load()
+    from .process import main
+
+    sys.exit(main(fast=loaded))

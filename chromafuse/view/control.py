@@ -28,6 +28,7 @@ STATUS_SIZE = 512  # bytes, whatever it says
 KEPT = 64  # texts of status that stay readable
 ALWAYS_ASK = 0.0  # timeout: the kernel keeps neither name nor attributes
 
+README_NAME = "README.md"
 README_TEXT = b"""\
 # How to search here
 
@@ -104,7 +105,7 @@ class ControlFiles:
 
     def children(self) -> list[Child]:
         """Return the dentries of the control directory, in byte order."""
-        return [Child(1, b"README.md", README), Child(2, b"status", self._current_status())]
+        return [Child(1, README_NAME.encode(), README), Child(2, b"status", self._current_status())]
 
     def attributes(self, inode: int) -> pyfuse3.EntryAttributes:
         """Return the attributes of a control file or of the directory; ESTALE for another number."""

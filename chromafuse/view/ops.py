@@ -15,6 +15,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 import pyfuse3
@@ -66,6 +67,8 @@ class Operations(pyfuse3.Operations):
         self._reader = reader
         self._owner = owner
         self._statfs = attributes.filesystem(snapshot)
+        self._written: set[int] = set()
+        self._wrote = trio.Event()
 
     def init(self) -> None:
         """Note that the kernel has begun the session."""
@@ -149,8 +152,26 @@ class Operations(pyfuse3.Operations):
     # -- writes: none. flush, fsync, fsyncdir, get/listxattr and poll stay ENOSYS: the kernel asks once.
 
     _writes: Any = _refuse  # one handler for all signatures
-    setattr = mknod = mkdir = unlink = rmdir = symlink = rename = link = create = write = _writes
+    setattr = mknod = mkdir = unlink = rmdir = symlink = rename = link = create = _writes
     setxattr = removexattr = _writes
+
+    async def write(self, fh: FileHandleT, off: int, buf: bytes) -> NoReturn:
+        # In fast mode root may open for writing once he remounted. What he writes through a mapping is in the
+        # kernel's cache, and stays there although it is refused, until it is dropped.
+        self._written.add(fh)
+        self._wrote.set()
+        raise FUSEError(errno.EROFS)
+
+    async def drop_written(self) -> NoReturn:
+        """Drop from the kernel's cache, as long as the mount lives, what was written there and refused."""
+        while True:
+            await self._wrote.wait()
+            self._wrote = trio.Event()
+            while self._written:
+                inode = InodeT(self._written.pop())
+                with suppress(FileNotFoundError):  # forgotten, and the bytes with it
+                    # In a thread: the kernel waits for the answer to the write first.
+                    await trio.to_thread.run_sync(pyfuse3.invalidate_inode, inode)
 
     # -- helpers
 

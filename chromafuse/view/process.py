@@ -19,22 +19,24 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyfuse3
 import trio
 
 from ..errors import ChromafuseError, UserError
+from ..model.names import CONTROL
 from . import mounting
 from .attributes import Owner
-from .control import ControlFiles, Facts
+from .control import README_NAME, README_TEXT, ControlFiles, Facts
+from .fast import FAST, STOCK, SWITCHED_OFF, Fast, self_test
 from .link import DEADLINE, Held, Link
 from .ops import Operations
 from .supervision import HubLink, Supervision
 
 log = logging.getLogger(__name__)
 
-MODE = "stock"
+SELF_TEST = 10.0  # s for a mount to answer its own first read
 GRACE = 1.0  # s that a mount in use is served on after it was told to end
 # Requests in flight. Where stuck reads take up all tasks, lookups wait too: at 256, 400 readers of a silent
 # hub stopped `ls` until the deadline. An idle task ends; one that waits holds about 10 KiB.
@@ -60,13 +62,16 @@ class ConnectionAborted(Exception):
 class Process:
     """One view."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, fast: Fast) -> None:
         self.exit_code = 0
         self._options = options
+        self._fast = fast
         self._point = os.path.realpath(options.mountpoint)
         self._supervision = Supervision(options.control_fd)
         self._link = Link(deadline_under_kernel(options.deadline))
         self._ops: Operations | None = None
+        self._control: ControlFiles | None = None
+        self._again = False  # mount once more, in stock mode
         self._end = trio.Event()
         self._hurry = trio.Event()
 
@@ -76,8 +81,9 @@ class Process:
             await nursery.start(self._take_signals)
             nursery.start_soon(self._take_messages, nursery)
             held = await self._first_tree()
-            if held is not None and (mounted := await self._mount(held)) is not None:
-                await self._serve(mounted)
+            while held is not None and (mounted := await self._mount(held)) is not None:
+                if not await self._serve(mounted):
+                    break
             nursery.cancel_scope.cancel()
 
     async def _first_tree(self) -> Held | None:
@@ -94,10 +100,10 @@ class Process:
 
     async def _mount(self, held: Held) -> mounting.Mounted | None:
         snapshot, owner = held.snapshot, Owner(os.getuid(), os.getgid())
-        facts = Facts(held.digest, sum(1 for _ in snapshot.pages()), MODE)
+        facts = Facts(held.digest, sum(1 for _ in snapshot.pages()), STOCK)
         mtime_ns = snapshot.mtime_ns(pyfuse3.ROOT_INODE)
-        control = ControlFiles(facts, lambda: self._link.backend_up, owner, mtime_ns)
-        self._ops = Operations(snapshot, control, self._link, owner)
+        self._control = ControlFiles(facts, lambda: self._link.backend_up, owner, mtime_ns)
+        self._ops = Operations(snapshot, self._control, self._link, owner)
         gc.collect()
         gc.freeze()  # what is there now stays to the end
         try:
@@ -106,11 +112,14 @@ class Process:
             await self._fail(str(exc))
             return None
 
-    async def _serve(self, mounted: mounting.Mounted) -> None:
+    async def _serve(self, mounted: mounting.Mounted) -> bool:
+        """Serve a mount to its end; say whether to mount again, in stock mode."""
         assert self._ops is not None
+        self._again = False
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._announce, self._ops)
+                nursery.start_soon(self._announce, self._ops, mounted)
+                nursery.start_soon(self._ops.drop_written)
                 nursery.start_soon(self._unmount_at_end, mounted)
                 await pyfuse3.main(max_tasks=MAX_TASKS)
                 nursery.cancel_scope.cancel()
@@ -120,15 +129,36 @@ class Process:
         there = mounting.is_there(mounted)
         asked = self._end.is_set()
         # Only what is ours: after an unmount from outside somebody else's may be at the same place.
-        pyfuse3.close(unmount=there and asked)
-        if there and not asked:
+        pyfuse3.close(unmount=there and (asked or self._again))
+        if there and not (asked or self._again):
             raise ConnectionAborted(
                 f"{mounted.point}: the kernel ended the session; the mount is dead"
             )
+        return there and self._again and not asked
 
-    async def _announce(self, ops: Operations) -> None:
+    async def _announce(self, ops: Operations, mounted: mounting.Mounted) -> None:
+        """Test the mount as a reader; tell the supervisor of it, or mount again the stock way."""
+        assert self._control is not None
         await ops.started.wait()
-        await self._supervision.tell("mounted", mode=MODE)
+        mode = self._fast.mode
+        self._control.facts = replace(self._control.facts, mode=mode)
+        wrong = f"no answer within {SELF_TEST:g} s"
+        directory, files = os.path.join(mounted.point, CONTROL), {README_NAME: README_TEXT}
+        with trio.move_on_after(SELF_TEST):
+            wrong = await trio.to_thread.run_sync(
+                self_test, directory, files, abandon_on_cancel=True
+            )
+        if not wrong:
+            if mode == STOCK and self._fast.why_stock() != SWITCHED_OFF:
+                log.warning("stock mode, slower: %s", self._fast.why_stock())
+            await self._supervision.tell("mounted", mode=mode)
+        elif mode == FAST:
+            self._fast = self._fast.give_up(f"the self-test failed: {wrong}")
+            self._again = True
+            pyfuse3.terminate()
+        else:
+            await self._fail(f"{mounted.point}: the mount does not answer: {wrong}")
+            self._end.set()
 
     async def _unmount_at_end(self, mounted: mounting.Mounted) -> None:
         await self._end.wait()
@@ -195,13 +225,13 @@ def deadline_under_kernel(wanted: float, settings: str = "/proc/sys/fs/fuse") ->
     return min([wanted, *(limit / 2 for limit in limits if limit > 0)])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, fast: Fast) -> int:
     """Run a view; return its exit code."""
     options = _parse(arguments)
     logging.basicConfig(format="view: %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    process = Process(options)
+    process = Process(options, fast)
     trio.run(process.run)
     return process.exit_code
 

@@ -18,7 +18,7 @@ def environment(home: Path) -> dict[str, str]:
     kept = {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith(("CHROMA", "XDG_", "NOTIFY_SOCKET"))
+        if key == "CHROMAFUSE_FAST" or not key.startswith(("CHROMA", "XDG_", "NOTIFY_SOCKET"))
     }
     for name in ("cache", "config", "run"):
         (home / name).mkdir(mode=0o700, exist_ok=True)

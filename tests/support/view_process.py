@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.fake_hub import FakeHub
+from tests.support.modes import MODE
 from tests.support.session import mounts_below
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -104,7 +105,7 @@ def mounted(hub: FakeHub, mountpoint: Path, *options: str) -> Iterator[ViewProce
     view = ViewProcess(mountpoint, *options)
     try:
         view.give(hub.connect())
-        assert view.event() == {"event": "mounted", "mode": "stock"}, view.said()
+        assert view.event() == {"event": "mounted", "mode": MODE}, view.said()
         yield view
     finally:
         view.clean()

@@ -24,6 +24,15 @@ def opening(path: str, flags: int) -> None:
     os.close(os.open(path, flags, 0o644))
 
 
+def writing(path: str) -> None:
+    """Open for writing and write: where the opening is not refused the write is."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, b"x")
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def reading(path: str):  # type: ignore[no-untyped-def]
     """Hold an ordinary descriptor for reading."""
@@ -56,6 +65,8 @@ ATTEMPTS = {
     "open and truncate": lambda: opening("page.md", os.O_WRONLY | os.O_TRUNC),
     "open for reading and truncate": lambda: opening("page.md", os.O_RDONLY | os.O_TRUNC),
     "open a directory for writing": lambda: opening("sub", os.O_WRONLY),
+    "open for writing and write": lambda: writing("page.md"),
+    "open the status file for writing and write": lambda: writing(".chromafuse/status"),
     "create": lambda: opening("new", os.O_WRONLY | os.O_CREAT),
     "create, new only": lambda: opening("new", os.O_WRONLY | os.O_CREAT | os.O_EXCL),
     "create for reading": lambda: opening("new", os.O_RDONLY | os.O_CREAT),
