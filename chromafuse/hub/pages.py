@@ -1,6 +1,6 @@
 """Page bytes: a cache by version, one fetch for all who wait, many pages in one call.
 
-Keyed by page version, so nothing here can be stale (D7). Who may see a page is decided before anything here
+Keyed by page version, so nothing here can be stale. Who may see a page is decided before anything here
 is asked (session.py).
 
 A fetch belongs to nobody: it runs in the nursery of the hub, readers wait for its outcome, and a reader that

@@ -6,7 +6,7 @@ The first that says something decides, and two of its turns are there so that no
 2. A file that lists other pages (`is_list_file`): the operator alone, unless the last rule of the ACL file
    that matches it *names* it: the glob's last part is the file's name, or ends in its suffix (`docs.json`,
    `/api/*.yaml`). `**`, `*`, `/api/`, `docs.*` do not name. Neither a folder's rule nor the default opens it.
-3. Front matter with groups: these groups, whatever `public` says (groups beat public, decision D1).
+3. Front matter with groups: these groups, whatever `public` says (groups beat public).
 4. Front matter with `public: true`: everyone.
 5. The last matching rule of the ACL file, else the default. Front matter with `public: false` takes
    "everyone" back to "every authenticated reader" here, and never widens what is narrower already;

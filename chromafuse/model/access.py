@@ -1,4 +1,4 @@
-"""Who may see a page. Decision D1, and nothing else in the program decides it.
+"""Who may see a page. Nothing else in the program decides it.
 
 For an entry: groups that are not empty admit only members of one of them, whatever `isPublic` says; else
 `isPublic: true` admits everyone; else `isPublic: false` admits any authenticated identity, never an

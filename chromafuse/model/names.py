@@ -1,4 +1,4 @@
-"""Which paths can be shown in a mount, and under which name (decision D11). Pure functions.
+"""Which paths can be shown in a mount, and under which name. Pure functions.
 
 A key that cannot be shown is skipped and reported; it never takes a listing or the mount down.
 """

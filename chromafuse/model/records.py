@@ -60,7 +60,7 @@ class PathTree:
     problems: tuple[tuple[str, str], ...] = ()
 
     def visible(self, identity: access.Identity) -> list[TreeEntry]:
-        """Return the entries that `identity` may see, in order. This is the pruning of D1."""
+        """Return the entries that `identity` may see, in order. This is the pruning."""
         admitted: dict[access.Access, bool] = {}
         result = []
         for entry in self.entries:
@@ -171,7 +171,7 @@ def assemble(entry: TreeEntry, chunks: Sequence[tuple[str, Mapping[str, Any]]]) 
     """Return the bytes of `entry` from the (document, metadata) of its chunks, in order.
 
     Raises RecordDamaged where the bytes do not have the size and the version that the tree promises: wrong
-    bytes are never served (D5).
+    bytes are never served.
     """
     encodings = {metadata.get("encoding") for _, metadata in chunks}
     if len(encodings) > 1 or not encodings <= {None, "base64"}:

@@ -1,4 +1,4 @@
-"""What the program asks of a store: rows by id, in one collection (decision D6).
+"""What the program asks of a store: rows by id, in one collection.
 
 Two implementations, `embedded` and `server`, are held to one contract suite (tests/test_store.py).
 Nothing here searches by metadata: pages are fetched by id, which is 4-8 times faster in Chroma and works

@@ -1,4 +1,4 @@
-"""Publishing a tree so that readers see the old one or the new one, whole, and nothing between (decision D5).
+"""Publishing a tree so that readers see the old one or the new one, whole, and nothing between.
 
 Under the writer's lock (lock.py): write the chunks that are missing, and the parts of the tree; see that
 every one of them is there; replace the root by one upsert of one row, which is the commit; see once more

@@ -1,6 +1,6 @@
 """Reading a published tree and its pages. Nothing unverified leaves this module.
 
-A tree is checked against the digest in the root record, a page against its version in the tree (D5).
+A tree is checked against the digest in the root record, a page against its version in the tree.
 
 Concurrency: stateless coroutines over a `Store`; any number at once. Many bytes are hashed in a thread.
 """
