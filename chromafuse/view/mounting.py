@@ -44,7 +44,10 @@ class Mounted:
 
 def mounts_at(point: str) -> list[Mounted]:
     """Return what is mounted at `point`, the topmost last."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+    # A carriage return may stand in a mountpoint, not escaped, and it ends no line.
+    with open(
+        "/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n"
+    ) as table:
         return [mount for line in table if (mount := parse_mountinfo(line)).point == point]
 
 
