@@ -32,7 +32,7 @@ from .pages import Pages
 log = logging.getLogger(__name__)
 
 DEADLINE = 9.0  # s for one read; the view gives up after 10
-IN_FLIGHT = 256  # requests of one link; the view itself has at most as many tasks
+IN_FLIGHT = 256  # requests of one link; more wait in the view's socket
 READ_MAX = 1 << 20  # bytes of one read; the kernel asks for no more
 _CHUNK = 64 << 10  # bytes taken from the socket at once
 

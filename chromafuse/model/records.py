@@ -21,6 +21,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -298,19 +299,13 @@ def _decompress(packed: bytes, root: Root) -> bytes:
     if root.codec == "gzip":
         import gzip  # rarely needed, and it pulls in more than it gives
 
-        with gzip.open(_bytes_file(packed)) as stream:
+        with gzip.open(io.BytesIO(packed)) as stream:
             return stream.read(root.size + 1)
     # The bound below is for frames that do not say their size; one that does is unpacked whole.
     size = zstandard.frame_content_size(packed)
     if size > root.size:
         raise RecordDamaged(f"the path tree unpacks to {size} bytes, the root promises {root.size}")
     return zstandard.ZstdDecompressor().decompress(packed, max_output_size=root.size)
-
-
-def _bytes_file(data: bytes) -> Any:
-    import io
-
-    return io.BytesIO(data)
 
 
 # -- the root ------------------------------------------------------------------------------------------
