@@ -1,4 +1,4 @@
-"""The kernel's mount table: what is mounted where, whether it answers, and taking it away.
+"""Mounts: what is mounted where, whether it answers, and taking it away.
 
 A file system that hangs holds whoever touches it, and a caller waiting in statfs cannot be killed. So nothing
 here touches a mountpoint but a child process, which is left behind when its time is up.
@@ -12,20 +12,21 @@ import contextlib
 import ctypes
 import errno
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-FSTYPE = "fuse.chromafuse"
+from .mounttable import FSTYPE as FSTYPE
+from .mounttable import Mount as Mount
+from .mounttable import parse as parse
+from .mounttable import read_mounts as read_mounts
+
 PROBE = 3.0  # s that a mount has to answer
 STATUS_FILE = ".chromafuse/status"
 FUSECTL = Path("/sys/fs/fuse/connections")
 
-_ESCAPE = re.compile(rb"\\([0-7]{3})")
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # umount(2)
 _LINKS = 40  # symbolic links followed, as the kernel does
@@ -46,33 +47,6 @@ os._exit(0)
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """One line of proc_pid_mountinfo(5). `path` is decoded as the system decodes file names."""
-
-    id: int
-    parent: int
-    minor: int  # of the device number; names the connection in fusectl
-    path: str
-    options: frozenset[str]
-    fstype: str
-    source: str
-    super_options: frozenset[str]
-
-    @property
-    def is_ours(self) -> bool:
-        """Say whether this is a mount of chromafuse."""
-        return self.fstype == FSTYPE
-
-    @property
-    def owner(self) -> int | None:
-        """The user who mounted it, where the file system says."""
-        for option in self.super_options:
-            if option.startswith("user_id="):
-                return int(option.removeprefix("user_id="))
-        return None
-
-
 class Health(Enum):
     """What a mount answers."""
 
@@ -82,37 +56,6 @@ class Health(Enum):
 
 
 # -- the table -----------------------------------------------------------------------------------------
-
-
-def read_mounts() -> list[Mount]:
-    """Return the mounts of this process's namespace, in the order the kernel lists them."""
-    return parse(Path("/proc/self/mountinfo").read_bytes())
-
-
-def parse(table: bytes) -> list[Mount]:
-    """Parse the text of a mountinfo file."""
-    return [_mount(line) for line in table.split(b"\n") if line]
-
-
-def _mount(line: bytes) -> Mount:
-    # Blank-separated; a variable number of optional fields ends with a lone hyphen.
-    fields = line.split(b" ")
-    end = fields.index(b"-", 6)
-    fstype, source = fields[end + 1], fields[end + 2]
-    return Mount(
-        int(fields[0]),
-        int(fields[1]),
-        int(fields[2].partition(b":")[2]),
-        _text(fields[4]),
-        frozenset(_text(fields[5]).split(",")),
-        _text(fstype),
-        _text(source),
-        frozenset(_text(fields[end + 3] if len(fields) > end + 3 else b"").split(",")),
-    )
-
-
-def _text(field: bytes) -> str:
-    return os.fsdecode(_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field))
 
 
 def layers(path: str, mounts: Sequence[Mount] | None = None) -> list[Mount]:
@@ -135,6 +78,11 @@ def layers(path: str, mounts: Sequence[Mount] | None = None) -> list[Mount]:
             current = above
             found.append(above)
     return found
+
+
+def is_mounted(mount: Mount) -> bool:
+    """Say whether a mount is still where it was, at any layer, whatever `remount` changed."""
+    return any(mount.is_same(layer) for layer in layers(mount.path))
 
 
 def _prefixes(path: str) -> Iterator[str]:

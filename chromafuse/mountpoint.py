@@ -171,7 +171,7 @@ def remove(path: str, env: Mapping[str, str] = os.environ) -> None:
             f"{printable(path)} is unmounted, but its supervisor (process {supervisor.pid}) has not ended "
             f"within {GONE:g} s; see its log"
         )
-    _wait(lambda: all(mount.id != top.id for mount in mountinfo.layers(path)), GONE)
+    _wait(lambda: not mountinfo.is_mounted(top), GONE)
 
 
 def _break(path: str, top: Mount, supervisor: runtime.Supervisor | None) -> None:
@@ -179,10 +179,10 @@ def _break(path: str, top: Mount, supervisor: runtime.Supervisor | None) -> None
     if supervisor is not None:
         with contextlib.suppress(OSError):
             os.kill(supervisor.pid, signal.SIGTERM)
-        if _wait(lambda: top not in mountinfo.layers(path), GONE):
+        if _wait(lambda: not mountinfo.is_mounted(top), GONE):
             return
     mountinfo.abort(top)
-    if top in mountinfo.layers(path):
+    if mountinfo.is_mounted(top):
         _unmount(path, lazy=True)
 
 

@@ -281,7 +281,7 @@ class Supervisor:
     def _take_away(self) -> None:
         """Detach the mount where the view did not."""
         mount = self._mount
-        if mount is None or mount not in mountinfo.layers(self._job.mountpoint):
+        if mount is None or not mountinfo.is_mounted(mount):
             return
         aborted = mountinfo.abort(mount)
         log.warning(

@@ -22,7 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "wire": {"errors", "model"},
     "store": {"errors", "model"},
     "config": {"errors"},
-    "view": {"errors", "model", "wire"},
+    "mounttable": set(),
+    "view": {"errors", "model", "wire", "mounttable"},
     "hub": {"errors", "model", "wire", "store", "config"},
     "ingest": {"errors", "model", "store", "config"},
 }

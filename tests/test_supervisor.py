@@ -60,6 +60,14 @@ def test_an_unmount_from_outside_is_an_orderly_end(
         assert running.wait() == (0, f"chromafuse: INFO: {point} was unmounted\n")
 
 
+def test_a_remounted_mount_is_still_ours(tmp_path: Path, store: Path, point: Path) -> None:
+    """What root changed by `remount` is the same mount: it is unmounted, not left dead."""
+    with foreground(tmp_path, store, point) as running:
+        subprocess.run(["mount", "-i", "-o", "remount,rw", point], check=True)
+        code, _ = running.end(signal.SIGTERM)
+        assert (code, layers_at(point)) == (0, [])
+
+
 def test_umount_returns_when_everything_is_gone(tmp_path: Path, store: Path, point: Path) -> None:
     """After `umount` there is neither mount nor process."""
     with foreground(tmp_path, store, point) as running:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from chromafuse.view.mounting import Mounted, explain, parse_mountinfo
+from chromafuse.mounttable import parse
+from chromafuse.view.mounting import explain
 from chromafuse.view.process import deadline_under_kernel
 from tests.support import reach
 from tests.support.fake_hub import FakeHub
@@ -256,9 +257,9 @@ def test_a_line_of_mountinfo() -> None:
     line = (
         r"36 35 0:51 / /mnt/a\040b\134 ro,nosuid shared:1 - fuse.chromafuse chromafuse ro,user_id=0"
     )
-    assert parse_mountinfo(line + "\n") == Mounted(
-        "/mnt/a b\\", "0:51", "fuse.chromafuse", frozenset({"ro", "nosuid", "user_id=0"})
-    )
+    (mount,) = parse(line.encode() + b"\n")
+    assert (mount.path, mount.minor, mount.fstype) == ("/mnt/a b\\", 51, "fuse.chromafuse")
+    assert mount.options | mount.super_options == {"ro", "nosuid", "user_id=0"}
 
 
 @pytest.mark.parametrize(

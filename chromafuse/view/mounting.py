@@ -13,17 +13,16 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pyfuse3
 import trio
 
 from ..errors import UserError
+from ..mounttable import Mount, read_mounts
 
 log = logging.getLogger(__name__)
 
 NAME = "chromafuse"
-TYPE = f"fuse.{NAME}"
 OPTIONS = frozenset(
     {f"fsname={NAME}", f"subtype={NAME}", "ro", "nosuid", "nodev", "noexec", "default_permissions"}
 )
@@ -32,34 +31,12 @@ _POLL = 0.05  # s between attempts to unmount
 _SAID_MAX = 8192  # bytes kept of what the helpers print
 
 
-@dataclass(frozen=True, slots=True)
-class Mounted:
-    """One line of mountinfo."""
-
-    point: str
-    device: str  # major:minor, the kernel's name for this connection
-    type: str
-    options: frozenset[str]  # of the mount and of its superblock
-
-
-def mounts_at(point: str) -> list[Mounted]:
+def mounts_at(point: str) -> list[Mount]:
     """Return what is mounted at `point`, the topmost last."""
-    # A carriage return may stand in a mountpoint, not escaped, and it ends no line.
-    with open(
-        "/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n"
-    ) as table:
-        return [mount for line in table if (mount := parse_mountinfo(line)).point == point]
+    return [mount for mount in read_mounts() if mount.path == point]
 
 
-def parse_mountinfo(line: str) -> Mounted:
-    """Read one line of /proc/PID/mountinfo, see proc(5)."""
-    before, _, after = line.rstrip("\n").partition(" - ")
-    _, _, device, _, point, options, *_ = before.split(" ")
-    kind, _, superblock = after.split(" ")[:3]
-    return Mounted(_unescape(point), device, kind, frozenset(f"{options},{superblock}".split(",")))
-
-
-def mount(ops: pyfuse3.Operations, point: str, *, allow_other: bool) -> Mounted:
+def mount(ops: pyfuse3.Operations, point: str, *, allow_other: bool) -> Mount:
     """Mount at `point`, a path without symlinks, and check what the kernel made of it. Raises UserError."""
     _require_directory(point)
     wanted = OPTIONS | {"allow_other"} if allow_other else OPTIONS
@@ -73,29 +50,30 @@ def mount(ops: pyfuse3.Operations, point: str, *, allow_other: bool) -> Mounted:
         log.warning("while mounting: %s", said.decode(errors="replace").strip())
     made = mounts_at(point)
     required = REQUIRED | {"allow_other"} if allow_other else REQUIRED
-    if made and made[-1].type == TYPE and made[-1].options >= required:
+    options = made[-1].options | made[-1].super_options if made else frozenset()
+    if made and made[-1].is_ours and options >= required:
         return made[-1]
-    missing = ", ".join(sorted(required - made[-1].options)) if made else "everything"
+    missing = ", ".join(sorted(required - options)) if made else "everything"
     pyfuse3.close(unmount=True)
     raise UserError(
         f"{point}: mounted without {missing}, so unmounted again; is fusermount3 of fuse3?"
     )
 
 
-def is_there(mounted: Mounted) -> bool:
+def is_there(mounted: Mount) -> bool:
     """Say whether this very mount is the topmost at its point."""
-    return mounts_at(mounted.point)[-1:] == [mounted]
+    return any(mount.is_same(mounted) for mount in mounts_at(mounted.path)[-1:])
 
 
-async def unmount_within(mounted: Mounted, grace: float) -> bool:
+async def unmount_within(mounted: Mount, grace: float) -> bool:
     """Unmount as soon as nobody uses the mount; say whether that was within `grace` seconds.
 
     The mount has to be served meanwhile. What is left after that takes a lazy unmount, which fails the
     reads under way.
     """
-    command = ["fusermount3", "-u", "--", mounted.point]
+    command = ["fusermount3", "-u", "--", mounted.path]
     if os.geteuid() == 0:
-        command = ["umount", "-i", "--", mounted.point]
+        command = ["umount", "-i", "--", mounted.path]
     with trio.move_on_after(grace):
         while is_there(mounted):
             try:
@@ -159,10 +137,6 @@ def _require_directory(point: str) -> None:
         raise UserError(f"{point}: cannot mount there: {exc.strerror}") from None
     if not stat.S_ISDIR(mode):
         raise UserError(f"{point}: cannot mount there: not a directory")
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
 
 
 @contextmanager

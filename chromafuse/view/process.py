@@ -26,6 +26,7 @@ import trio
 
 from ..errors import ChromafuseError, UserError
 from ..model.names import CONTROL
+from ..mounttable import Mount
 from . import mounting
 from .attributes import Owner
 from .control import README_NAME, README_TEXT, ControlFiles, Facts
@@ -98,7 +99,7 @@ class Process:
             nursery.cancel_scope.cancel()
         return held
 
-    async def _mount(self, held: Held) -> mounting.Mounted | None:
+    async def _mount(self, held: Held) -> Mount | None:
         snapshot, owner = held.snapshot, Owner(os.getuid(), os.getgid())
         facts = Facts(held.digest, sum(1 for _ in snapshot.pages()), STOCK)
         mtime_ns = snapshot.mtime_ns(pyfuse3.ROOT_INODE)
@@ -112,7 +113,7 @@ class Process:
             await self._fail(str(exc))
             return None
 
-    async def _serve(self, mounted: mounting.Mounted) -> bool:
+    async def _serve(self, mounted: Mount) -> bool:
         """Serve a mount to its end; say whether to mount again, in stock mode."""
         assert self._ops is not None
         self._again = False
@@ -132,18 +133,18 @@ class Process:
         pyfuse3.close(unmount=there and (asked or self._again))
         if there and not (asked or self._again):
             raise ConnectionAborted(
-                f"{mounted.point}: the kernel ended the session; the mount is dead"
+                f"{mounted.path}: the kernel ended the session; the mount is dead"
             )
         return there and self._again and not asked
 
-    async def _announce(self, ops: Operations, mounted: mounting.Mounted) -> None:
+    async def _announce(self, ops: Operations, mounted: Mount) -> None:
         """Test the mount as a reader; tell the supervisor of it, or mount again the stock way."""
         assert self._control is not None
         await ops.started.wait()
         mode = self._fast.mode
         self._control.facts = replace(self._control.facts, mode=mode)
         wrong = f"no answer within {SELF_TEST:g} s"
-        directory, files = os.path.join(mounted.point, CONTROL), {README_NAME: README_TEXT}
+        directory, files = os.path.join(mounted.path, CONTROL), {README_NAME: README_TEXT}
         with trio.move_on_after(SELF_TEST):
             wrong = await trio.to_thread.run_sync(
                 self_test, directory, files, abandon_on_cancel=True
@@ -157,10 +158,10 @@ class Process:
             self._again = True
             pyfuse3.terminate()
         else:
-            await self._fail(f"{mounted.point}: the mount does not answer: {wrong}")
+            await self._fail(f"{mounted.path}: the mount does not answer: {wrong}")
             self._end.set()
 
-    async def _unmount_at_end(self, mounted: mounting.Mounted) -> None:
+    async def _unmount_at_end(self, mounted: Mount) -> None:
         await self._end.wait()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_at_hurry, nursery.cancel_scope)
