@@ -24,7 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors"},
     "mounttable": set(),
     "view": {"errors", "model", "wire", "mounttable"},
-    "hub": {"errors", "model", "wire", "store", "config"},
+    "search": {"errors", "model"},
+    "hub": {"errors", "model", "wire", "store", "search", "config"},
     "ingest": {"errors", "model", "store", "config"},
 }
 
@@ -35,7 +36,13 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "httpx": ("chromafuse.store.rest",),
     "pyfuse3": ("chromafuse.view",),
 }
-PURE = ("chromafuse.errors", "chromafuse.model", "chromafuse.wire")
+PURE = (
+    "chromafuse.errors",
+    "chromafuse.model",
+    "chromafuse.wire",
+    "chromafuse.search.needs",
+    "chromafuse.search.plan",
+)
 # What a pure module may use besides ours: encoding, digests, arithmetic. No clock, no file, no socket.
 PURE_LIBRARIES = {
     "__future__", "array", "base64", "binascii", "bisect", "collections", "contextlib",

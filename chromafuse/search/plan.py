@@ -1,0 +1,69 @@
+"""A search as a user gave it, and what is to be run instead. Values only; the tools' modules make them.
+
+The real tool always does the searching: a plan names the words to run it with, and what a page needs to be
+worth a look. Whoever does not understand a command line says Plain, and it runs untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .needs import Needs
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A command line: the name it was called by, the words after it, and what of the environment counts."""
+
+    tool: str  # grep, egrep, fgrep or rg
+    words: tuple[bytes, ...]
+    env: Mapping[bytes, bytes] = field(default_factory=dict)
+    files: Mapping[int, bytes] = field(
+        default_factory=dict
+    )  # by position of the word: content of -f FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Run it untouched, and why, in a few words for --explain."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Ask again with the contents of the files that these words name (-f FILE)."""
+
+    words: tuple[tuple[int, bytes], ...]  # position of the word, path
+
+
+class Selection(Protocol):
+    """Which files below a directory operand the tool looks at (--include and the like)."""
+
+    def admits(self, path: bytes) -> bool:
+        """Say so for a path relative to the operand."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to run the real tool on a list of files: TOOL options [prefix] -- files."""
+
+    needs: Needs
+    options: tuple[bytes, ...]  # patterns included, what the list replaces left out
+    operands: tuple[
+        bytes, ...
+    ]  # as given, in order; none: the current directory, shown without "./"
+    recursive: bool  # directories among the operands are walked
+    prefix: (
+        bytes  # add it where a directory was walked or there is more than one operand; b"": never
+    )
+    selection: Selection | None = None
+    enumerate: tuple[bytes, ...] | None = (
+        None  # rg: the options of the `rg --files` that lists the files
+    )
+    plain_on_nul: bool = (
+        False  # rg shows matches in a named file with NULs, and not in one that it finds
+    )
