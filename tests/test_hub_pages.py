@@ -213,30 +213,6 @@ def test_a_page_over_the_memory_is_fetched_once_for_all_its_reads() -> None:
 # -- outages -------------------------------------------------------------------------------------------
 
 
-def test_an_outage_is_told_once_and_ends_with_the_next_answer(log_guard: LogGuard) -> None:
-    """A store that is down fails each read with its own error, is logged once, and once more when it is back."""
-    log_guard.expect("the store does not answer: StoreUnavailable: gone")
-    log_guard.expect("the store answers again")
-
-    async def body(fake: Fake, pages: Pages) -> None:
-        good = fake.load
-
-        async def fail(entries: Sequence[TreeEntry]) -> dict[bytes, bytes | ChromafuseError]:
-            raise StoreUnavailable("gone")
-
-        pages._load = fail
-        for number in range(20):
-            with pytest.raises(StoreUnavailable):
-                await pages.get(entry(number))
-        assert not fake.health.up
-        pages._load = good
-        assert await pages.get(entry(1)) == bytes(10)
-        assert fake.health.up
-
-    with_pages(body)
-    assert len(log_guard.handler.records) == 2
-
-
 def test_what_nobody_waits_for_is_not_fetched_after_an_outage() -> None:
     """Reads that timed out in the queue leave nothing behind for the store to answer first."""
 
@@ -305,20 +281,6 @@ def test_an_old_failure_says_nothing_of_a_store_that_has_answered_since() -> Non
     run(main)
 
 
-@pytest.mark.expect_log("the store does not answer")
-def test_an_empty_page_says_nothing_of_the_store() -> None:
-    """A page without chunks is served in an outage too, and does not end it: nobody was asked."""
-
-    async def body(fake: Fake, pages: Pages) -> None:
-        fake.health.note(StoreTimeout("hangs"), trio.current_time())
-        empty = TreeEntry("empty", PUBLIC, bytes(16), 0, 0, 5)
-        assert await pages.get(empty) == b""
-        assert not fake.health.up
-
-    with_pages(body)
-
-
-@pytest.mark.expect_log("the store does not answer")
 def test_one_error_for_many_readers_gathers_no_traceback() -> None:
     """Each of many readers gets the error as if it were alone, however many had it before."""
 

@@ -29,6 +29,7 @@ from chromafuse.errors import (
     StoreUnavailable,
 )
 from chromafuse.hub.health import Health
+from chromafuse.hub.loading import StoreLoad
 from chromafuse.hub.pages import Pages
 from chromafuse.hub.session import DEADLINE, IN_FLIGHT, READ_MAX, Scope, Session
 from chromafuse.hub.treecache import TreeCache
@@ -37,9 +38,8 @@ from chromafuse.model.access import AUTHENTICATED, HIDDEN, PUBLIC, Access, Ident
 from chromafuse.model.entry import TreeEntry
 from chromafuse.store.embedding import ConstantEmbedder
 from chromafuse.store.publish import find_root, publish
-from chromafuse.store.reader import load_pages
 from tests.support.hub import planned
-from tests.support.memory_store import FaultyStore, MemoryStore
+from tests.support.memory_store import Fault, FaultyStore, MemoryStore
 
 Site = Mapping[str, tuple[Access, bytes]]
 STALE = errno.ESTALE
@@ -128,10 +128,7 @@ class Rig:
         self.health = Health()
         self.nursery = nursery
         self.views: list[View] = []
-
-        async def load(entries):  # type: ignore[no-untyped-def]
-            return await load_pages(self.store, entries)
-
+        load = StoreLoad(self.store, self.health)
         self.pages = Pages(nursery, self.health, load, self.trees.listed)
 
     async def put(self, site: Site) -> None:
@@ -509,10 +506,7 @@ def test_what_the_store_does_is_what_a_reader_is_told(error: type[StoreError], c
         view, _ = rig.link(await rig.scope())
         await view.greet()
 
-        async def fail(entries: Sequence[TreeEntry]) -> dict[bytes, bytes | ChromafuseError]:
-            raise error("so it is")
-
-        rig.pages._load = fail
+        rig.store.script.append(Fault("fail", times=99, error=error("so it is")))
         assert await view.read(1, 2) == code
         assert await view.read(1, 2) == code
         assert view.states[-1] is False

@@ -5,8 +5,8 @@ is asked (session.py).
 
 A fetch belongs to nobody: it runs in the nursery of the hub, readers wait for its outcome, and a reader that
 gives up does not cancel it. While as many calls as allowed are under way, pages that are wanted queue up and
-go together in the next one; that is what turns a cold `grep -r` from a call a page into a call a batch. A
-page that nobody waits for any more when its turn comes is left out, so an outage leaves no queue behind.
+go together in the next one. A page that nobody waits for any more when its turn comes is left out, so an
+outage leaves no queue behind. What is fetched ahead of readers has calls of its own and never delays theirs.
 
 Concurrency: one trio thread; state changes only between two awaits.
 """
@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import trio
 
 from ..errors import ChromafuseError, PageGone, RecordDamaged, StoreError
 from ..model.entry import TreeEntry
 from .health import Health
+from .loading import Load, Outcome
+from .wanted import Client, Fetch, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,9 @@ MEMORY = 256 << 20  # bytes of pages kept
 CALLS = 4  # store calls under way; an embedded store answers one at a time, Cloud allows 10
 BATCH_PAGES = 256
 BATCH_BYTES = 4 << 20  # of page bytes asked for in one call; a larger page goes alone
+AHEAD_CALLS = 2  # store calls under way, besides, for pages that nobody waits for
+AHEAD_BYTES = 1 << 20  # of such a call; an embedded store lets nobody in before it is done
 
-Outcome = bytes | ChromafuseError
-Load = Callable[[Sequence[TreeEntry]], Awaitable[dict[bytes, Outcome]]]
 _Wrong = tuple[TreeEntry, ChromafuseError]
 Listed = Callable[[], Awaitable[Collection[bytes]]]
 
@@ -78,18 +79,8 @@ class PageCache:
             self._small -= len(dropped)
 
 
-@dataclass(eq=False)
-class _Fetch:
-    """One page that is wanted. `outcome` is set before `done`."""
-
-    entry: TreeEntry
-    readers: int = 0
-    done: trio.Event = field(default_factory=trio.Event)
-    outcome: Outcome | None = None
-
-
 class Pages:
-    """Hands out page bytes, from memory or through `load` (reader.load_pages over a store).
+    """Hands out page bytes, from memory or through `load`, which notes the health of what it asks.
 
     `listed` tells the versions in the tree that is published now: what is missing and listed is damaged.
     """
@@ -104,17 +95,17 @@ class Pages:
         memory: int = MEMORY,
     ) -> None:
         self.cache = PageCache(memory)
-        self.fetches = 0  # store calls made
+        self.fetches = 0  # loads made
         self._nursery = nursery
         self._health = health
         self._load = load
         self._listed = listed
-        self._wanted: OrderedDict[bytes, _Fetch] = OrderedDict()  # not yet asked for
-        self._pending: dict[bytes, _Fetch] = {}  # wanted or asked for
-        self._calls = 0
+        self._wanted, self._ahead = Wanted(), Wanted()  # not yet asked for
+        self._pending: dict[bytes, Fetch] = {}  # wanted or asked for
+        self._calls = self._ahead_calls = 0
         self._named: set[bytes] = set()  # damaged pages that the log has named; b"" for the root
 
-    async def get(self, entry: TreeEntry) -> bytes:
+    async def get(self, entry: TreeEntry, client: Client = None) -> bytes:
         """Return the bytes of a page, checked against its version.
 
         Raises StoreError where the store does not answer, RecordDamaged where it holds other bytes, PageGone
@@ -123,51 +114,86 @@ class Pages:
         page = self.cache.get(entry.version)
         if page is not None:
             return page
-        fetch = self._pending.get(entry.version) or self._want(entry)
+        outcome = await self._outcome(self._want(entry, client))
+        if isinstance(outcome, bytes):
+            return outcome
+        # One exception for many readers: each begins its own traceback.
+        raise outcome.with_traceback(None)
+
+    async def get_many(self, entries: Sequence[TreeEntry], client: Client = None) -> list[Outcome]:
+        """Return the bytes of many pages, or why not, in their order; in as few calls as their size allows."""
+        found = [self.cache.get(entry.version) for entry in entries]
+        fetches = [
+            None if page is not None else self._want(entry, client)
+            for page, entry in zip(found, entries, strict=True)
+        ]
+        outcomes: list[Outcome] = []
+        for page, fetch in zip(found, fetches, strict=True):
+            outcomes.append(page if fetch is None else await self._outcome(fetch))
+        return outcomes
+
+    def fetch_ahead(self, entries: Iterable[TreeEntry], client: Client) -> None:
+        """Have pages fetched into memory behind everything that somebody waits for."""
+        for entry in entries:
+            if self.cache.get(entry.version) is None and entry.version not in self._pending:
+                fetch = self._pending[entry.version] = Fetch(entry, client, ahead=True)
+                self._ahead.add(fetch)
+        if self._ahead and self._ahead_calls < AHEAD_CALLS:
+            self._ahead_calls += 1
+            self._nursery.start_soon(self._serve_ahead)
+
+    def forget(self, client: Client) -> None:
+        """Fetch no more ahead for a client that is gone."""
+        for fetch in self._ahead.of(client):
+            self._ahead.remove(fetch)
+            del self._pending[fetch.entry.version]
+
+    def _want(self, entry: TreeEntry, client: Client) -> Fetch:
+        """Return the fetch of a page, a new one or one under way, with one more reader."""
+        fetch = self._pending.get(entry.version)
+        if fetch is None:
+            fetch = self._pending[entry.version] = Fetch(entry, client, ahead=False)
+            self._wanted.add(fetch)
+        elif fetch.ahead and self._ahead.remove(fetch):
+            fetch.ahead, fetch.client = False, client
+            self._wanted.add(fetch)
         fetch.readers += 1
+        if self._wanted and self._calls < CALLS:
+            self._calls += 1
+            self._nursery.start_soon(self._serve)
+        return fetch
+
+    async def _outcome(self, fetch: Fetch) -> Outcome:
         try:
             await fetch.done.wait()
         finally:
             fetch.readers -= 1
         assert fetch.outcome is not None
-        if isinstance(fetch.outcome, bytes):
-            return fetch.outcome
-        # One exception for many readers: each begins its own traceback.
-        raise fetch.outcome.with_traceback(None)
-
-    def _want(self, entry: TreeEntry) -> _Fetch:
-        fetch = self._pending[entry.version] = self._wanted[entry.version] = _Fetch(entry)
-        if self._calls < CALLS:
-            self._calls += 1
-            self._nursery.start_soon(self._serve)
-        return fetch
+        return fetch.outcome
 
     async def _serve(self) -> None:
-        """Make calls until nothing is wanted."""
+        """Make calls until nobody waits."""
         try:
             # Let readers that run in this very tick say what they want, so that it goes in one call.
             await trio.lowlevel.checkpoint()
-            while batch := self._next_batch():
-                await self._fetch(batch)
+            while batch := self._wanted.take(BATCH_PAGES, BATCH_BYTES):
+                for fetch in batch:
+                    if not fetch.readers:
+                        del self._pending[fetch.entry.version]
+                await self._fetch([fetch for fetch in batch if fetch.readers])
         finally:
             self._calls -= 1
 
-    def _next_batch(self) -> list[_Fetch]:
-        batch: list[_Fetch] = []
-        size = 0
-        while self._wanted and len(batch) < BATCH_PAGES:
-            version, fetch = next(iter(self._wanted.items()))
-            if batch and size + fetch.entry.size > BATCH_BYTES:
-                break
-            del self._wanted[version]
-            if not fetch.readers:
-                del self._pending[version]
-                continue
-            batch.append(fetch)
-            size += fetch.entry.size
-        return batch
+    async def _serve_ahead(self) -> None:
+        try:
+            while batch := self._ahead.take(BATCH_PAGES, AHEAD_BYTES):
+                await self._fetch(batch)
+        finally:
+            self._ahead_calls -= 1
 
-    async def _fetch(self, batch: Sequence[_Fetch]) -> None:
+    async def _fetch(self, batch: Sequence[Fetch]) -> None:
+        if not batch:
+            return
         waiting = {fetch.entry.version: fetch for fetch in batch}
         try:
             settled, wrong = await self._ask([fetch.entry for fetch in batch])
@@ -180,7 +206,7 @@ class Pages:
             given_up = StoreError("the fetch of this page was given up")
             self._settle(waiting, dict.fromkeys(waiting, given_up))
 
-    def _settle(self, waiting: dict[bytes, _Fetch], outcomes: Mapping[bytes, Outcome]) -> None:
+    def _settle(self, waiting: dict[bytes, Fetch], outcomes: Mapping[bytes, Outcome]) -> None:
         for version, outcome in outcomes.items():
             fetch = waiting.pop(version)
             fetch.outcome = outcome
@@ -190,14 +216,10 @@ class Pages:
     async def _ask(self, entries: Sequence[TreeEntry]) -> tuple[dict[bytes, Outcome], list[_Wrong]]:
         """Make one call; return what it settles, and the pages that the store answered wrongly."""
         self.fetches += 1
-        started = trio.current_time()
         try:
             loaded = await self._load(entries)
         except StoreError as exc:
-            self._health.note(exc, started)
             return dict.fromkeys((entry.version for entry in entries), exc), []
-        if any(entry.chunks for entry in entries):  # else nothing was asked: empty pages have none
-            self._health.note(None, started)
         settled: dict[bytes, Outcome] = {}
         wrong: list[_Wrong] = []
         for entry in entries:

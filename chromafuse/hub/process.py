@@ -21,7 +21,6 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,14 @@ import trio
 
 from ..errors import ChromafuseError, ProtocolError, UserError
 from ..model.access import Identity, Kind
-from ..model.entry import TreeEntry
 from ..model.records import PathTree
 from ..store.explain import explain
 from ..store.location import StoreLocation, open_store
 from ..store.protocol import Store
-from ..store.reader import load_pages, load_root
+from ..store.reader import load_root
 from .health import Health
-from .pages import MEMORY, Outcome, Pages
+from .loading import StoreLoad
+from .pages import MEMORY, Pages
 from .session import Scope, Session
 from .treecache import TreeCache
 from .trees import Trees
@@ -161,10 +160,7 @@ class Hub:
             "tree_pages": len(tree.entries),
             "visible_pages": scope.pages,
         }
-
-        async def load(entries: Sequence[TreeEntry]) -> dict[bytes, Outcome]:
-            return await load_pages(store, entries)
-
+        load = StoreLoad(store, self._health)
         stream = _stream(self._start.link_fd)
         async with trio.open_nursery() as nursery:
             self._pages = Pages(
