@@ -88,13 +88,13 @@ class Snapshot:
         """Return the inode of `name` in directory `inode`, or 0 where there is none."""
         table = self._tables.get(inode)
         if table is None:
-            table = {self.name(child): child for child in self._child_inodes(inode)}
+            table = {self.name(child): child for child in self.child_inodes(inode)}
             self._tables[inode] = table
         return table.get(name, 0)
 
     def children(self, inode: int, after: int = 0) -> Iterator[Child]:
         """Yield the dentries of directory `inode` whose slots come after `after`, in order."""
-        inodes = self._child_inodes(inode)
+        inodes = self.child_inodes(inode)
         for slot in range(max(after, 0) + 1, len(inodes) + 1):
             child = inodes[slot - 1]
             yield Child(slot, self.name(child), child)
@@ -107,7 +107,8 @@ class Snapshot:
         """Return what all pages together occupy, in blocks of 512 bytes."""
         return sum(-(-size // BLOCK) for size in self.sizes if size != DIRECTORY)
 
-    def _child_inodes(self, inode: int) -> array[int]:
+    def child_inodes(self, inode: int) -> array[int]:
+        """Return the inodes of directory `inode`'s entries, ascending."""
         found = self._children.get(inode)
         if found is None:
             found, node, end = array("I"), inode, self.ends[inode - 1]
