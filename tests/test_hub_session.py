@@ -31,7 +31,8 @@ from chromafuse.errors import (
 from chromafuse.hub.health import Health
 from chromafuse.hub.loading import StoreLoad
 from chromafuse.hub.pages import Pages
-from chromafuse.hub.session import DEADLINE, IN_FLIGHT, READ_MAX, Scope, Session
+from chromafuse.hub.scope import Scope
+from chromafuse.hub.session import DEADLINE, IN_FLIGHT, READ_MAX, Session
 from chromafuse.hub.treecache import TreeCache
 from chromafuse.hub.trees import Trees
 from chromafuse.model.access import AUTHENTICATED, HIDDEN, PUBLIC, Access, Identity, Kind

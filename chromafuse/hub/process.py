@@ -37,7 +37,8 @@ from ..store.reader import load_root
 from .health import Health
 from .loading import StoreLoad
 from .pages import MEMORY, Pages
-from .session import Scope, Session
+from .scope import Scope
+from .session import Session
 from .treecache import TreeCache
 from .trees import Trees
 
