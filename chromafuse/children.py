@@ -27,7 +27,7 @@ _LINE_MAX = 16 << 20  # bytes; a hub's warnings travel in one line
 _COMMON = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 _VIEW = ("CHROMAFUSE_FAST",)
 _HUB = (
-    *("CHROMAFUSE_STORE_TOKEN", "CHROMA_API_KEY"),
+    *("CHROMAFUSE_STORE_TOKEN", "CHROMA_API_KEY", "CHROMAFUSE_REDIS_PASSWORD"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR"),
 )
 

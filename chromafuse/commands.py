@@ -22,6 +22,7 @@ from .text import aligned, printable
 if TYPE_CHECKING:
     from .config import Chosen, Config
     from .daemon import Log, Parent
+    from .hub.redislocation import RedisSettings
     from .job import Job
     from .model.access import Identity
     from .runtime import Claim
@@ -176,6 +177,14 @@ def _declare_mount(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-other", action="store_true", help="let other users in (see user_allow_other)"
     )
+    parser.add_argument(
+        "--redis",
+        metavar="URL",
+        help="cache shared with other hubs: redis[s]://host[:port], unix:///path, or off",
+    )
+    parser.add_argument(
+        "--redis-password-file", metavar="F", help="file with its password (none goes in the URL)"
+    )
     parser.add_argument("--daemon", action="store_true", help="return when the mount answers")
     parser.add_argument("--log-file", metavar="F", help="log of the daemon (default: syslog)")
     parser.add_argument(
@@ -200,6 +209,21 @@ def _mount_options(given: Sequence[str]) -> bool:
     return allow_other
 
 
+def _redis(args: argparse.Namespace, config: Config) -> RedisSettings | None:
+    from .config import choose_redis
+    from .hub.redislocation import RedisSettings, parse_redis, read_password
+
+    chosen = choose_redis(config, url=args.redis, password_file=args.redis_password_file)
+    if chosen.url is None:
+        if args.redis_password_file is not None:
+            raise UsageError("--redis-password-file goes with a Redis; name one with --redis")
+        return None
+    location = parse_redis(chosen.url, password_file=chosen.password_file, ca_file=chosen.ca_file)
+    read_password(location)  # now, while somebody reads what is wrong with it
+    given = {"ttl": chosen.ttl, "value_max": chosen.value_max, "timeout": chosen.timeout}
+    return RedisSettings(location, **{name: value for name, value in given.items() if value})
+
+
 def _job(args: argparse.Namespace) -> Job:
     from .config import cache_dir
     from .job import Job
@@ -218,6 +242,7 @@ def _job(args: argparse.Namespace) -> Job:
         cache_dir=cache_dir(),
         memory=config.memory,
         rows_per_call=chosen.rows_per_call,
+        redis=_redis(args, config),
     )
 
 

@@ -1,8 +1,9 @@
 """What the configuration files and the environment say, and which of them wins.
 
 Flag > environment > file > default. The files are TOML: the system's, then the user's own, whose stores win
-over the system's of the same name; one that is named with `--config` or CHROMAFUSE_CONFIG stands alone. A
-key that nobody knows is an error: a typing mistake must not become a default.
+over the system's of the same name, and whose `[redis]` replaces the system's; one that is named with
+`--config` or CHROMAFUSE_CONFIG stands alone. A key that nobody knows is an error: a typing mistake must not
+become a default.
 
 Concurrency: values, and functions that read two small files.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from .errors import UsageError
 SYSTEM_FILE = Path("/etc/chromafuse/chromafuse.toml")
 SYSTEM_CACHE = Path("/var/cache/chromafuse")
 DEFAULT_COLLECTION = "docs"
+REDIS_OFF = "off"  # instead of a URL: no shared cache, whatever wins less says
 
 _STORE_KEYS: dict[str, type] = {
     "url": str,
@@ -29,6 +31,14 @@ _STORE_KEYS: dict[str, type] = {
     "rows_per_call": int,
 }
 _HUB_KEYS: dict[str, type] = {"memory": int}
+_REDIS_KEYS: dict[str, type] = {
+    "url": str,
+    "password_file": str,
+    "ca_file": str,
+    "ttl": int,
+    "value_max": int,
+    "timeout": int,
+}
 _FILE_MAX = 1 << 20  # bytes; more is not a configuration file but the wrong one
 _KINDS = {str: "a string", int: "a positive number"}
 
@@ -44,11 +54,24 @@ class StoreEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class RedisEntry:
+    """`[redis]`: the shared cache. Paths in it are absolute. Without a URL there is none."""
+
+    url: str | None = None
+    password_file: str | None = None
+    ca_file: str | None = None
+    ttl: int | None = None  # s
+    value_max: int | None = None  # bytes
+    timeout: int | None = None  # ms
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All that the files say."""
 
     stores: Mapping[str, StoreEntry] = field(default_factory=dict)
     memory: int | None = None  # bytes of page cache in a hub
+    redis: RedisEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +96,7 @@ def load_config(named: str | None, env: Mapping[str, str] = os.environ) -> Confi
         return _read(Path(named), required=True)
     system, own = _read(SYSTEM_FILE), _read(user_file(env))
     memory = system.memory if own.memory is None else own.memory
-    return Config({**system.stores, **own.stores}, memory)
+    return Config({**system.stores, **own.stores}, memory, own.redis or system.redis)
 
 
 def user_file(env: Mapping[str, str] = os.environ) -> Path:
@@ -115,6 +138,30 @@ def choose(
     )
 
 
+def choose_redis(
+    config: Config,
+    *,
+    url: str | None = None,
+    password_file: str | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> RedisEntry:
+    """Return the shared cache that flags, environment and files mean; none where `url` is None.
+
+    A file's password and authorities go with that file's URL only: another one may be another server's.
+    """
+    for flag, value in (("--redis", url), ("--redis-password-file", password_file)):
+        if value == "":
+            raise UsageError(f"{flag} is empty; name one, or leave it out")
+    entry = config.redis or RedisEntry()
+    named = url or env.get("CHROMAFUSE_REDIS") or None
+    if named is not None:
+        entry = replace(entry, url=named, password_file=None, ca_file=None)
+    password_file = password_file or env.get("CHROMAFUSE_REDIS_PASSWORD_FILE") or None
+    if password_file is not None or env.get("CHROMAFUSE_REDIS_PASSWORD"):
+        entry = replace(entry, password_file=password_file)
+    return replace(entry, url=None) if entry.url == REDIS_OFF else entry
+
+
 def _entry(store: str, config: Config) -> StoreEntry:
     if "/" in store or "." in store:
         return StoreEntry(store)
@@ -147,14 +194,14 @@ def _read(path: Path, *, required: bool = False) -> Config:
         raise UsageError(f"cannot read the configuration file {path}: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise UsageError(f"{path} is not TOML: {exc}") from exc
-    _check_keys(path, "", raw, ("stores", "hub"))
+    _check_keys(path, "", raw, ("stores", "hub", "redis"))
     base = Path(os.path.abspath(path)).parent
     stores = {
         name: _store(path, base, name, table)
         for name, table in _table(path, "stores", raw.get("stores", {})).items()
     }
     hub = _values(path, "hub", raw.get("hub", {}), _HUB_KEYS)
-    return Config(stores, hub.get("memory"))
+    return Config(stores, hub.get("memory"), _redis(path, base, raw))
 
 
 def _store(path: Path, base: Path, name: str, table: Any) -> StoreEntry:
@@ -169,6 +216,16 @@ def _store(path: Path, base: Path, name: str, table: Any) -> StoreEntry:
     if "token_file" in values:
         values["token_file"] = str(base / values["token_file"])
     return StoreEntry(**values)
+
+
+def _redis(path: Path, base: Path, raw: Mapping[str, Any]) -> RedisEntry | None:
+    if "redis" not in raw:
+        return None
+    values = _values(path, "redis", raw["redis"], _REDIS_KEYS)
+    for key in ("password_file", "ca_file"):
+        if key in values:
+            values[key] = str(base / values[key])
+    return RedisEntry(**values)
 
 
 def _values(path: Path, where: str, table: Any, kinds: Mapping[str, type]) -> dict[str, Any]:

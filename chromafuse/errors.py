@@ -55,6 +55,10 @@ class CollectionMissing(StoreError):
     """The store has no collection of this name."""
 
 
+class CacheError(ChromafuseError):
+    """The shared cache gave no answer that can be used. No reader sees it: pages then come from the store."""
+
+
 class RecordDamaged(ChromafuseError):
     """A stored record is missing, malformed, or does not have the digest that was promised."""
 

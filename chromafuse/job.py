@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .hub.redislocation import RedisSettings
 from .model.access import Identity
 from .store.location import StoreLocation
 
@@ -21,6 +22,7 @@ class Job:
     cache_dir: Path | None = None
     memory: int | None = None
     rows_per_call: int | None = None
+    redis: RedisSettings | None = None
 
     def start_line(self, link: int, pin: dict[str, Any] | None) -> dict[str, Any]:
         """Return the hub's start configuration."""
@@ -34,5 +36,6 @@ class Job:
             "cache_dir": str(self.cache_dir) if self.cache_dir else None,
             "memory": self.memory,
             "rows_per_call": self.rows_per_call,
+            "redis": self.redis.to_json() if self.redis else None,
             "pin": pin,
         }

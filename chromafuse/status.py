@@ -36,6 +36,7 @@ def _state(mount: dict[str, Any]) -> str:
         return str(mount["state"])
     wrong = [f"{part} {mount[part]}" for part in ("hub", "view") if mount.get(part, "ok") != "ok"]
     wrong += ["store down"] if not mount.get("store_up", True) else []
+    wrong += ["redis down"] if mount.get("redis") == "down" else []
     return ", ".join(["live", *wrong])
 
 

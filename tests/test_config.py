@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from chromafuse import config
-from chromafuse.config import Chosen, Config, StoreEntry, cache_dir, choose, load_config
+from chromafuse.config import (
+    Chosen,
+    Config,
+    RedisEntry,
+    StoreEntry,
+    cache_dir,
+    choose,
+    choose_redis,
+    load_config,
+)
 from chromafuse.errors import UsageError
 
 
@@ -33,7 +42,9 @@ def test_a_file_says_everything(tmp_path: Path) -> None:
     file = write(
         tmp_path / "c.toml",
         "[stores.handbook]\nurl = 'store'\ncollection = 'pages'\ntoken_file = 'token'\nrows_per_call = 7\n"
-        "[stores.cloud]\nurl = 'https://chroma.example.org'\n[hub]\nmemory = 1000\n",
+        "[stores.cloud]\nurl = 'https://chroma.example.org'\n[hub]\nmemory = 1000\n"
+        "[redis]\nurl = 'rediss://r'\npassword_file = 'secret'\nca_file = '/ca'\nttl = 60\nvalue_max = 9\n"
+        "timeout = 100\n",
     )
     assert load_config(str(file), {}) == Config(
         {
@@ -41,6 +52,7 @@ def test_a_file_says_everything(tmp_path: Path) -> None:
             "cloud": StoreEntry("https://chroma.example.org"),
         },
         1000,
+        RedisEntry("rediss://r", str(tmp_path / "secret"), "/ca", 60, 9, 100),
     )
 
 
@@ -53,6 +65,15 @@ def test_the_users_file_wins_over_the_systems(tmp_path: Path) -> None:
     assert load_config(None, {"XDG_CONFIG_HOME": str(tmp_path / "own")}) == Config(
         {"a": StoreEntry("/own"), "b": StoreEntry("/system")}, 1
     )
+
+
+def test_the_users_redis_replaces_the_systems(tmp_path: Path) -> None:
+    """Nothing of the system's table stays, so that its password goes to no other server."""
+    write(config.SYSTEM_FILE, "[redis]\nurl='redis://system'\npassword_file='/secret'\n")
+    env = {"XDG_CONFIG_HOME": str(tmp_path / "own")}
+    assert load_config(None, env).redis == RedisEntry("redis://system", "/secret")
+    write(tmp_path / "own" / "chromafuse" / "chromafuse.toml", "[redis]\nurl='redis://own'\n")
+    assert load_config(None, env).redis == RedisEntry("redis://own")
 
 
 @pytest.mark.parametrize("by", ["flag", "variable"])
@@ -74,7 +95,14 @@ def test_home_is_where_the_configuration_is_without_xdg(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a = 1", "unknown key a; known are stores, hub"),
+        ("a = 1", "unknown key a; known are stores, hub, redis"),
+        ("redis = 'redis://r'", "redis must be a table, not 'redis://r'"),
+        (
+            "[redis]\npassword = 'x'",
+            "unknown key redis.password; known are url, password_file, ca_file, ttl, value_max, timeout",
+        ),
+        ("[redis]\nttl = 0", "redis.ttl must be a positive number, not 0"),
+        ("[redis]\nttl = '7d'", "redis.ttl must be a positive number, not '7d'"),
         ("[hub]\nmem = 1", "unknown key hub.mem; known are memory"),
         ("[hub]\nmemory = 0", "hub.memory must be a positive number, not 0"),
         ("[hub]\nmemory = true", "hub.memory must be a positive number, not True"),
@@ -142,6 +170,50 @@ def test_a_token_in_our_variable_wins_over_the_files() -> None:
     files = Config({"a": StoreEntry("/a", token_file="/file")})
     assert choose("a", files, env={"CHROMAFUSE_STORE_TOKEN": "x"}).token_file is None
     assert choose("a", files, env={"CHROMA_API_KEY": "x"}).token_file == "/file"
+
+
+FILE = Config(redis=RedisEntry("redis://file", "/of the file", "/ca", 60, 9, 100))
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "expected"),
+    [
+        ({}, {}, ("redis://file", "/of the file", "/ca")),
+        ({}, {"CHROMAFUSE_REDIS": "redis://env"}, ("redis://env", None, None)),
+        ({"url": "redis://flag"}, {"CHROMAFUSE_REDIS": "x"}, ("redis://flag", None, None)),
+        ({"password_file": "f"}, {}, ("redis://file", "f", "/ca")),
+        ({}, {"CHROMAFUSE_REDIS_PASSWORD_FILE": "e"}, ("redis://file", "e", "/ca")),
+        (
+            {"password_file": "f"},
+            {"CHROMAFUSE_REDIS_PASSWORD_FILE": "e", "CHROMAFUSE_REDIS_PASSWORD": "p"},
+            ("redis://file", "f", "/ca"),
+        ),
+        ({}, {"CHROMAFUSE_REDIS_PASSWORD": "p"}, ("redis://file", None, "/ca")),
+        ({"url": "off"}, {"CHROMAFUSE_REDIS": "x"}, (None, None, None)),
+        ({}, {"CHROMAFUSE_REDIS": "off"}, (None, None, None)),
+        ({}, {"CHROMAFUSE_REDIS": ""}, ("redis://file", "/of the file", "/ca")),
+    ],
+)
+def test_which_redis_and_whose_password(
+    flags: dict[str, str], env: dict[str, str], expected: tuple[str | None, ...]
+) -> None:
+    """Flag > environment > file; a file's password never goes to a Redis that the file does not name."""
+    chosen = choose_redis(FILE, env=env, **flags)
+    assert (chosen.url, chosen.password_file, chosen.ca_file) == expected
+    assert (chosen.ttl, chosen.value_max, chosen.timeout) == (60, 9, 100)
+
+
+def test_without_a_redis_there_is_none() -> None:
+    """No flag, no variable, no table: no shared cache."""
+    assert choose_redis(Config(), env={}) == RedisEntry()
+
+
+def test_an_empty_redis_is_an_error() -> None:
+    """A flag that is empty never means the default."""
+    with pytest.raises(UsageError, match="--redis is empty"):
+        choose_redis(Config(), url="", env={})
+    with pytest.raises(UsageError, match="--redis-password-file is empty"):
+        choose_redis(Config(), password_file="", env={})
 
 
 def test_what_has_a_slash_or_a_dot_is_a_path() -> None:

@@ -86,6 +86,8 @@ def test_it_serves_a_view_and_says_how_it_is(embedded: StoreLocation, tmp_path: 
             "cache_bytes": 6 + 15_000,
             "requests": 2,
             "fetches": 2,
+            "store_calls": 2,
+            "redis": "off",
         }
         hub.process.terminate()
         assert hub.event() is None

@@ -35,6 +35,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "chromadb_rust_bindings": ("chromafuse.store.worker",),
     "httpx": ("chromafuse.store.rest",),
     "pyfuse3": ("chromafuse.view",),
+    "redis": ("chromafuse.hub.redisserver",),
 }
 PURE = (
     "chromafuse.errors",
@@ -110,7 +111,7 @@ def test_every_directory_of_the_package_has_its_row() -> None:
 
 
 def test_libraries_stay_in_their_module() -> None:
-    """Chroma, HTTP and FUSE are imported by the one place that owns them."""
+    """Chroma, HTTP, Redis and FUSE are imported by the one place that owns them."""
     breaches = [
         f"{name} imports {imported}"
         for name, path in modules()
@@ -153,7 +154,7 @@ def loaded_by(*packages: str, without: tuple[str, ...] = ()) -> set[str]:
     [
         (PURE, {"trio", "pyfuse3", "chromadb", "httpx", "redis", "rich", "yaml", "socket"}),
         (("chromafuse.view",), {"chromadb", "httpx", "redis", "rich", "yaml"}),
-        (("chromafuse.hub",), {"chromadb", "pyfuse3", "rich"}),
+        (("chromafuse.hub",), {"chromadb", "pyfuse3", "redis", "rich"}),
         (("chromafuse.cli", "chromafuse.ingest"), {"chromadb", "pyfuse3"}),
     ],
     ids=["pure", "view", "hub", "cli"],

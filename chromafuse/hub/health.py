@@ -1,4 +1,4 @@
-"""Whether the store answers: the one place that knows, and that says so once a change.
+"""Whether the store, or the shared cache, answers: the one place that knows, and that says so once a change.
 
 Concurrency: one trio thread; state changes only between two awaits.
 """
@@ -14,14 +14,21 @@ from ..errors import ChromafuseError, StoreError
 
 log = logging.getLogger(__name__)
 
-PROBE = 2.0  # s between two looks at a store that did not answer
+PROBE = 2.0  # s between two looks at one that did not answer
 
 
 class Health:
-    """The state of the store, as the last call found it."""
+    """The state of the store, or of `what` is named, as the last call found it.
 
-    def __init__(self) -> None:
+    Errors of the class `failure` say that it does not answer; any other says that it does.
+    """
+
+    def __init__(
+        self, what: str = "the store", failure: type[ChromafuseError] = StoreError
+    ) -> None:
         self.error = ""
+        self._what = what
+        self._failure = failure
         self._changed = trio.Event()
         self._answered = float("-inf")  # when a call last ended well
 
@@ -30,19 +37,19 @@ class Health:
         """Whether the last call was answered."""
         return not self.error
 
-    def note(self, exc: StoreError | None, started: float) -> None:
+    def note(self, exc: ChromafuseError | None, started: float) -> None:
         """Take note of how a call that began at `started` (trio's clock) ended."""
         if exc is None:
             self._answered = trio.current_time()
         elif started < self._answered:
-            return  # an old call that only now gives up says nothing of the store as it is
+            return  # an old call that only now gives up says nothing of how it is now
         was_up, self.error = self.up, "" if exc is None else f"{type(exc).__name__}: {exc}"
         if self.up == was_up:
             return
         if self.up:
-            log.warning("the store answers again")
+            log.warning("%s answers again", self._what)
         else:
-            log.warning("the store does not answer: %s", self.error)
+            log.warning("%s does not answer: %s", self._what, self.error)
         self._changed.set()
         self._changed = trio.Event()
 
@@ -51,7 +58,7 @@ class Health:
         await self._changed.wait()
 
     async def probe(self, look: Callable[[], Awaitable[object]]) -> None:
-        """Look at a store that is down every PROBE seconds, for nobody may be reading."""
+        """Look every PROBE seconds while it is down, for nobody may be reading."""
         while True:
             if self.up:
                 await self.changed()
@@ -60,9 +67,8 @@ class Health:
             started = trio.current_time()
             try:
                 await look()
-            except StoreError as exc:
-                self.note(exc, started)
-            except ChromafuseError:
-                self.note(None, started)  # it answers; what it says is for readers to find out
+            except ChromafuseError as exc:
+                # Any other error is an answer; what it says is for readers to find out.
+                self.note(exc if isinstance(exc, self._failure) else None, started)
             else:
                 self.note(None, started)

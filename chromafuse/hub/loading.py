@@ -1,14 +1,15 @@
 """Where page bytes come from when memory has none: the seam `Load`, and the store behind it.
 
-Loads stack: the shared cache (shared.py) is a `Load` around this one. Each answers for every version that it
-was asked for, and hands out nothing that was not checked against its version.
+Loads stack: `CachedLoad` asks the shared cache (shared.py) before another one. Each answers for every version
+that it was asked for, and hands out nothing that was not checked against its version.
 
 Concurrency: stateless; any number of calls at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 import trio
 
@@ -29,17 +30,55 @@ class StoreLoad:
     """Loads from the store, and notes how that went."""
 
     def __init__(self, store: Store, health: Health) -> None:
+        self.calls = 0  # that asked the store for anything
         self._store = store
         self._health = health
 
     async def __call__(self, entries: Sequence[TreeEntry]) -> dict[bytes, Outcome]:
         """Load pages; see `Load`."""
+        asks = any(entry.chunks for entry in entries)  # empty pages have none
+        self.calls += asks
         started = trio.current_time()
         try:
             loaded = await load_pages(self._store, entries)
         except StoreError as exc:
             self._health.note(exc, started)
             raise
-        if any(entry.chunks for entry in entries):  # else nothing was asked: empty pages have none
+        if asks:
             self._health.note(None, started)
         return loaded
+
+
+class Cache(Protocol):
+    """Pages by version, kept somewhere else. Neither call raises: what does not work is a miss."""
+
+    async def find(self, entries: Sequence[TreeEntry]) -> dict[bytes, bytes]:
+        """Return those pages that are there, each checked against its version."""
+
+    def keep(self, pages: Mapping[bytes, bytes]) -> None:
+        """Take pages, by version."""
+
+
+class CachedLoad:
+    """Loads from a cache, and what it does not have from `load`."""
+
+    def __init__(self, cache: Cache, load: Load) -> None:
+        self._cache = cache
+        self._load = load
+
+    async def __call__(self, entries: Sequence[TreeEntry]) -> dict[bytes, Outcome]:
+        """Load pages; see `Load`. Where the store does not answer, what the cache has is answered all the same."""
+        found: dict[bytes, Outcome] = {**await self._cache.find(entries)}
+        missing = [entry for entry in entries if entry.version not in found]
+        if not missing:
+            return found
+        try:
+            loaded = await self._load(missing)
+        except StoreError as exc:
+            if not found:
+                raise
+            return found | dict.fromkeys((entry.version for entry in missing), exc)
+        self._cache.keep(
+            {version: page for version, page in loaded.items() if isinstance(page, bytes)}
+        )
+        return found | loaded

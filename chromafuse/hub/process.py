@@ -21,6 +21,8 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +37,13 @@ from ..store.location import StoreLocation, open_store
 from ..store.protocol import Store
 from ..store.reader import load_root
 from .health import Health
-from .loading import StoreLoad
+from .loading import CachedLoad, StoreLoad
 from .pages import MEMORY, Pages
+from .redislocation import RedisSettings
+from .redisserver import RedisServer
 from .scope import Scope
 from .session import Session
+from .shared import SharedCache
 from .treecache import TreeCache
 from .trees import Trees
 
@@ -58,6 +63,7 @@ class Start:
     cache_dir: Path | None
     memory: int
     rows_per_call: int | None
+    redis: RedisSettings | None
     pin: tuple[int, str] | None  # generation and sha256 of the tree to go on with
 
     @classmethod
@@ -72,6 +78,7 @@ class Start:
             Path(raw["cache_dir"]) if raw.get("cache_dir") else None,
             raw.get("memory") or MEMORY,
             raw.get("rows_per_call"),
+            RedisSettings.from_json(raw["redis"]) if raw.get("redis") else None,
             (pin["generation"], pin["sha256"]) if pin else None,
         )
 
@@ -118,14 +125,17 @@ class Hub:
         self._facts: dict[str, Any] = {}  # of the tree, when it is loaded
         self._pages: Pages | None = None
         self._session: Session | None = None
+        self._load: StoreLoad | None = None
+        self._shared = _shared(start.redis) if start.redis else None
 
     async def run(self) -> int:
         """Serve until cancelled; return the exit code where that cannot be."""
         failure: UserError | None = None
         try:
-            async with open_store(
-                self._start.location, rows_per_call=self._start.rows_per_call
-            ) as store:
+            async with (
+                _running(self._shared),
+                open_store(self._start.location, rows_per_call=self._start.rows_per_call) as store,
+            ):
                 await self._serve(store)
         except* (ChromafuseError, UserError) as group:
             failure = _explained(group, self._start.location)
@@ -150,6 +160,22 @@ class Hub:
             "cache_bytes": pages.cache.size if pages else 0,
             "requests": session.requests if session else 0,
             "fetches": pages.fetches if pages else 0,
+            "store_calls": self._load.calls if self._load else 0,
+            **self._shared_status(),
+        }
+
+    def _shared_status(self) -> dict[str, Any]:
+        shared, settings = self._shared, self._start.redis
+        if shared is None or settings is None:
+            return {"redis": "off"}
+        return {
+            "redis": "up" if shared.health.up else "down",
+            "redis_server": str(settings.location),
+            "redis_error": shared.health.error or shared.refusal,
+            "redis_hits": shared.hits,
+            "redis_misses": shared.misses,
+            "redis_wrong": shared.wrong,
+            "redis_written": shared.written,
         }
 
     async def _serve(self, store: Store) -> None:
@@ -161,11 +187,15 @@ class Hub:
             "tree_pages": len(tree.entries),
             "visible_pages": scope.pages,
         }
-        load = StoreLoad(store, self._health)
+        self._load = load = StoreLoad(store, self._health)
         stream = _stream(self._start.link_fd)
         async with trio.open_nursery() as nursery:
             self._pages = Pages(
-                nursery, self._health, load, trees.listed, memory=self._start.memory
+                nursery,
+                self._health,
+                CachedLoad(self._shared, load) if self._shared else load,
+                trees.listed,
+                memory=self._start.memory,
             )
             self._session = Session(stream, scope, self._pages, self._health)
             nursery.start_soon(self._speak, self._session)
@@ -236,6 +266,20 @@ async def _until_signal(
         task_status.started()
         async for _ in signals:
             scope.cancel()
+
+
+def _shared(settings: RedisSettings) -> SharedCache:
+    return SharedCache(RedisServer(settings.location, settings.timeout / 1000), settings)
+
+
+@asynccontextmanager
+async def _running(shared: SharedCache | None) -> AsyncIterator[None]:
+    """Have the shared cache run. Entered before the store is opened: that takes longer than the first look."""
+    async with trio.open_nursery() as nursery:
+        if shared is not None:
+            nursery.start_soon(shared.run)
+        yield
+        nursery.cancel_scope.cancel()
 
 
 def _explained(exc: BaseException, location: StoreLocation) -> UserError:
