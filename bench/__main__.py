@@ -1,182 +1,201 @@
-"""`python -m bench`: the mount against a plain copy on disk, as ratios, with requests and memory."""
+"""`python -m bench QUESTION…`: measure, print tables, keep the figures, draw them.
+
+python -m bench --list                       the questions
+python -m bench warm first                   two of them, on the real corpora where they are present
+python -m bench all --json docs/bench.json   all of them; tables of the same question are replaced in the file
+python -m bench show docs/bench.json         print what a file holds, and which targets it meets
+python -m bench picture docs/bench.json docs/bench.svg
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import shutil
+import platform
+import re
+import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from . import corpus, measure, mounted
+from . import corpus, memory, mounted, picture, questions, results, rivals, targets
+from .lab import Lab
+from .results import Table
+from .workplace import workplace
 
-COMMANDS: dict[str, list[str]] = {
-    "find": ["find", "."],
-    "ls -lR": ["ls", "-lR"],
-    "grep -r": ["grep", "-rl", corpus.WORD, "."],
-    "rg": ["rg", "-l", corpus.WORD],
+MEMORY = "memory"
+MEMORY_PAGES = (4_000, 100_000)
+_ALIASES = {"1k": 1_000, "4k": 4_000, "60k": 60_000, "real": corpus.REAL}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question by its name: the function that answers it, and its pages where none are asked for."""
+
+    ask: Callable[[Lab], Table]
+    pages: int = corpus.REAL
+
+    @property
+    def help(self) -> str:
+        """The question itself."""
+        return str(self.ask.__doc__).splitlines()[0]
+
+
+QUESTIONS = {
+    "start": Question(questions.start),
+    "warm": Question(questions.warm),
+    "first": Question(questions.first),
+    "cold": Question(questions.cold),
+    "cold-server": Question(questions.cold_server),
+    "parallel": Question(questions.parallel),
+    "open": Question(questions.opening),
+    "mirage": Question(rivals.mirage, pages=1_000),
+}
+_NAMES = {
+    **{name: question.help for name, question in QUESTIONS.items()},
+    MEMORY: "How much memory do hub and view take, 4,000 and 100,000 pages?",
 }
 
 
-@dataclass(frozen=True)
-class Line:
-    """One row of the table: medians in milliseconds, ratio to the warm copy, requests that reached the view."""
-
-    question: str
-    mount_ms: float
-    copy_ms: float
-    ratio: float
-    requests: int
-
-
-def main() -> int:
-    """Measure and print; `--json` writes the figures to a file."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--pages", type=int, default=0, help="generated pages (default: real ones)")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each command (default: 5)")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    args = parser.parse_args()
-    with _workplace() as root:
-        result = Bench(root, args.rounds).run(args.pages)
-    _print(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+def main(argv: Sequence[str]) -> int:
+    """Do what the command line says; return the exit code."""
+    args = _parser().parse_args(argv)
+    if args.list:
+        for name, text in {**_NAMES, "all": "All of these."}.items():
+            print(f"{name:12}{text}")
+    elif args.questions[0] == "show":
+        _show(json.loads(Path(args.questions[1]).read_text()))
+    elif args.questions[0] == "picture":
+        source, target = map(Path, args.questions[1:])
+        target.write_text(picture.draw(json.loads(source.read_text())))
+    else:
+        document = measure(args.questions, args.pages, args.rounds, args.json)
+        _show(document)
     return 0
 
 
-class Bench:
-    """One run: a copy on disk, a store with the same files, and mounts of it."""
-
-    def __init__(self, root: Path, rounds: int) -> None:
-        self.root, self.rounds = root, rounds
-        self.copy, self.store = root / "copy", root / "store"
-        self.environment = {**os.environ, "CHROMAFUSE_CACHE_DIR": str(root / "cache")}
-        self.mounts = 0
-
-    def run(self, pages: int) -> dict[str, object]:
-        """Measure everything and return the figures."""
-        self.copy.mkdir()
-        what, files = corpus.make(self.copy, pages)
-        seconds = mounted.ingest(self.copy, self.store, self.environment)
-        lines = self._first_ls() + self._first_walks()
-        with self._mount() as live:
-            lines += self._warm_walks(live)
-            memory = {
-                part: measure.private_kb(live.status()[f"{part}_pid"]) / 1024
-                for part in ("hub", "view")
-            }
-        return {
-            "corpus": what,
-            "files": files,
-            "rounds": self.rounds,
-            "ingest_seconds": round(seconds, 1),
-            "lines": [asdict(line) for line in lines],
-            "private_mb": {part: round(value, 1) for part, value in memory.items()},
-        }
-
-    @contextmanager
-    def _mount(self) -> Iterator[mounted.Mount]:
-        # A directory of its own for each mount, so that nothing is left in the kernel from the one before.
-        self.mounts += 1
-        with mounted.mount(
-            self.store, self.root / f"mount-{self.mounts}", self.environment
-        ) as live:
-            yield live
-
-    def _first_ls(self) -> list[Line]:
-        """Time `chromafuse mount` + `ls`, without and with the path tree in the cache on disk."""
-        cold, warm, base = [], [], []
-        for _ in range(self.rounds):
-            shutil.rmtree(self.root / "cache", ignore_errors=True)
-            for seconds in (cold, warm):
-                with self._mount() as live:
-                    seconds.append(live.first_ls)
-            base.append(measure.run(["ls", str(self.copy)]))
-        return [
-            self._line("mount + first ls, first time", cold, base),
-            self._line("mount + first ls, second time", warm, base),
-        ]
-
-    def _first_walks(self) -> list[Line]:
-        """Time the first walk of a fresh mount: nothing in the kernel, nothing in the hub."""
-        lines = []
-        for name in ("grep -r", "rg"):
-            command = COMMANDS[name]
-            measure.run(command, str(self.copy))
-            ours, base, requests = [], [], 0
-            for _ in range(self.rounds):
-                with self._mount() as live:
-                    before = sum(live.requests().values())
-                    ours.append(measure.run(command, str(live.path)))
-                    requests = sum(live.requests().values()) - before
-                base.append(measure.run(command, str(self.copy)))
-            lines.append(self._line(f"{name}, first on a new mount", ours, base, requests))
-        return lines
-
-    def _warm_walks(self, live: mounted.Mount) -> list[Line]:
-        """Time what comes again on a mount that has been walked."""
-        lines = []
-        for name, command in COMMANDS.items():
-            measure.run(command, str(live.path))
-            before = sum(live.requests().values())
-            seconds = measure.interleave(
-                self.rounds,
-                {
-                    "mount": lambda command=command: measure.run(command, str(live.path)),
-                    "copy": lambda command=command: measure.run(command, str(self.copy)),
-                },
-            )
-            requests = (sum(live.requests().values()) - before) // self.rounds
-            lines.append(self._line(f"{name}, again", seconds["mount"], seconds["copy"], requests))
-        return lines
-
-    def _line(self, name: str, ours: list[float], base: list[float], requests: int = 0) -> Line:
-        return Line(
-            name,
-            round(measure.median_ms(ours), 1),
-            round(measure.median_ms(base), 1),
-            round(measure.median_ratio(ours, base), 2),
-            requests,
-        )
-
-
-@contextmanager
-def _workplace() -> Iterator[Path]:
-    root = Path(tempfile.mkdtemp(prefix="chromafuse-bench-"))
-    try:
-        yield root
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-
-
-def _print(result: dict[str, object]) -> None:
-    table = Table(
-        title=f"{result['files']} files, {result['corpus']}; medians of {result['rounds']}"
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    table.add_column("what")
-    for heading in ("mount ms", "copy ms", "ratio", "requests"):
-        table.add_column(heading, justify="right")
-    for line in result["lines"]:  # type: ignore[attr-defined]
-        table.add_row(
-            line["question"],
-            f"{line['mount_ms']:,.1f}",
-            f"{line['copy_ms']:,.1f}",
-            f"{line['ratio']:.2f}",
-            f"{line['requests']:,}",
-        )
-    console = Console()
-    console.print(table)
-    memory = result["private_mb"]
-    console.print(f"ingest {result['ingest_seconds']} s; private memory in MB: {memory}")
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", action=_Words)
+    parser.add_argument("--list", action="store_true", help="list the questions")
+    parser.add_argument(
+        "--pages",
+        type=_pages,
+        metavar="N",
+        help="generated pages (1k, 4k, 60k, any number), or real: the real documentation",
+    )
+    parser.add_argument("--rounds", type=_rounds, default=5, help="runs of each work (default: 5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures in this file")
+    return parser
+
+
+class _Words(argparse.Action):
+    """Checks the words: questions, or `show FILE`, or `picture FILE SVG`."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        words = list(values)
+        takes = {"show": 2, "picture": 3}
+        unknown = [word for word in words if word not in _NAMES and word != "all"]
+        if words and words[0] in takes:
+            if len(words) != takes[words[0]]:
+                parser.error(f"{words[0]} takes {takes[words[0]] - 1} file names")
+        elif unknown:
+            parser.error(f"no question {unknown[0]!r}; --list names them")
+        # With nothing named, the question that needs no peers and little time.
+        setattr(namespace, self.dest, list(_NAMES) if "all" in words else words or ["warm"])
+
+
+def _pages(text: str) -> int:
+    pages = _ALIASES.get(text, -1)
+    if pages < 0 and text.isdecimal() and int(text) > 0:
+        pages = int(text)
+    if pages < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of pages")
+    return pages
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rounds")
+    return int(text)
+
+
+def measure(
+    names: Sequence[str], pages: int | None, rounds: int, kept: Path | None
+) -> dict[str, Any]:
+    """Answer questions; return the figures. They are in the file after each question, so that none is lost."""
+    document: dict[str, Any] = {"tables": []}
+    by_pages: dict[int, list[str]] = {}
+    for name in names:
+        if name in QUESTIONS:
+            wanted = QUESTIONS[name].pages if pages is None else pages
+            by_pages.setdefault(wanted, []).append(name)
+    for wanted, some in by_pages.items():
+        with workplace() as root, ExitStack() as stack:
+            mounted.settle_in(root)
+            lab = Lab(root, stack, wanted, rounds)
+            for name in some:
+                table = results.to_json(QUESTIONS[name].ask(lab))
+                document = results.merge(document, {"tables": [table]})
+                _keep(kept, {"machine": machine(), "tables": [table]})
+    if MEMORY in names:
+        found = memory.run([pages] if pages else MEMORY_PAGES)
+        document[MEMORY] = found
+        _keep(kept, {"machine": machine(), "tables": [], MEMORY: found})
+    return {"machine": machine(), **document}
+
+
+def _keep(kept: Path | None, new: Mapping[str, Any]) -> None:
+    if kept is None:
+        return
+    old = json.loads(kept.read_text()) if kept.exists() else {"format": results.FORMAT}
+    kept.write_text(json.dumps(results.merge(old, new), indent=1) + "\n")
+
+
+def machine() -> dict[str, str]:
+    """Return what the figures depend on."""
+    return {
+        "kernel": platform.release().split("-")[0],
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        **{tool: _version(tool) for tool in ("fusermount3", "grep", "rg", "ugrep", "bfs")},
+    }
+
+
+def _version(tool: str) -> str:
+    try:
+        said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)
+    except OSError:
+        return "absent"
+    found = re.search(r"\d+(\.\d+)+", said.stdout)
+    return found[0] if found else "unknown"
+
+
+def _show(document: Mapping[str, Any]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    tables = [results.from_json(one) for one in document["tables"]]
+    for table in tables:
+        console.print(results.grid(table))
+    if MEMORY in document:
+        memory.show(document[MEMORY])
+    console.print(targets.grid(targets.verdicts(tables, document.get(MEMORY, []))))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,33 +1,49 @@
-"""What is measured on: the real documentation beside the checkout when it is there, else generated pages."""
+"""What is measured on: the real documentation beside the checkout when it is there, else generated pages.
+
+Concurrency: none.
+"""
 
 from __future__ import annotations
 
 import random
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 CORPORA = Path(__file__).resolve().parents[2] / "shared" / "corpora"
 WORD = "configuration"  # common in documentation, real or generated
+REAL = 0  # the number of pages that asks for the real ones
+_PAGES_WITH_WORD = 5  # one page in so many has it, as in the real ones
+_INSTEAD = 4_000  # generated pages where there are no real ones
 _WORDS = (
-    "the of a to page token webhook account configuration server request response cluster "
+    "the of a to page token webhook account server request response cluster "
     "deploy schema invoice retry latency region bucket policy secret editor theme navigation"
 )
 
 
-def make(root: Path, pages: int) -> tuple[str, int]:
-    """Write the corpus below `root`; return what it is, and its number of files.
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """A directory of pages: what they are, how many, and their bytes."""
 
-    `pages` 0 takes the real corpora, or 4,000 generated pages where they are absent.
-    """
-    archives = sorted(CORPORA.glob("*.tar.xz"))
-    if pages == 0 and archives:
-        for archive in archives:
-            subprocess.run(["tar", "xJf", str(archive), "-C", str(root)], check=True)
-        count = sum(path.is_file() for path in root.rglob("*"))
-        return f"{len(archives)} documentation sites", count
-    count = pages or 4_000
-    _generate(root, count)
-    return "generated pages (seed 1)", count
+    root: Path
+    what: str
+    files: int
+    size: int
+
+
+def make(root: Path, pages: int) -> Corpus:
+    """Write pages below `root`: as many as asked for, or the real ones for REAL where they are present."""
+    root.mkdir(parents=True)
+    archives = sorted(CORPORA.glob("*.tar.xz")) if pages == REAL else []
+    for archive in archives:
+        subprocess.run(["tar", "xJf", str(archive), "-C", str(root)], check=True)
+    if archives:
+        what = f"{len(archives)} documentation sites"
+    else:
+        what = "generated pages (seed 1)"
+        _generate(root, pages or _INSTEAD)
+    sizes = [path.stat().st_size for path in root.rglob("*") if path.is_file()]
+    return Corpus(root, what, len(sizes), sum(sizes))
 
 
 def _generate(root: Path, pages: int) -> None:
@@ -40,4 +56,6 @@ def _generate(root: Path, pages: int) -> None:
         lines = [f"# Page {number}", ""]
         for _ in range(chance.randint(10, 150)):
             lines.append(" ".join(chance.choices(words, k=chance.randint(3, 14))))
+        if number % _PAGES_WITH_WORD == 0:
+            lines.append(f"see the {WORD} of the cluster")
         (folder / f"page-{number:06}.mdx").write_text("\n".join(lines) + "\n")

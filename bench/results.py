@@ -1,0 +1,157 @@
+"""What was measured: rows and tables, their JSON, and how they are printed. Pure but for the printing.
+
+A file of results holds one table for each question and corpus; a later run of a question replaces its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.table import Table as Grid
+
+from . import usage
+from .measure import Run, median_ms, median_ratio
+from .usage import Usage
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contender at one work: milliseconds, median and every run; ratios to others of the same rounds.
+
+    `used` is the mean cost of a run to the mount, None where nothing is mounted by us.
+    """
+
+    work: str
+    contender: str
+    ms: float
+    runs_ms: list[float]
+    ratios: dict[str, float]
+    lines: int
+    used: Usage | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The answer to one question. `bases` are the contenders that ratios are to; `missing` is (what, why)."""
+
+    question: str
+    title: str
+    corpus: str
+    files: int
+    size: int  # bytes
+    rounds: int
+    bases: list[str]
+    rows: list[Row] = field(default_factory=list)
+    missing: list[tuple[str, str]] = field(default_factory=list)
+
+    def row(self, work: str, contender: str) -> Row | None:
+        """Return a row, or None where it is missing."""
+        found = (r for r in self.rows if (r.work, r.contender) == (work, contender))
+        return next(found, None)
+
+
+def rows_of(work: str, runs: Mapping[str, Sequence[Run]], bases: Sequence[str]) -> list[Row]:
+    """Return a row for each contender that ran; `bases` that ran give the ratios, and the lines to print."""
+    present = [base for base in bases if runs.get(base)]
+    expected = runs[present[0]][0].lines if present else 0
+    rows = []
+    for contender, all_of in runs.items():
+        if not all_of:
+            continue
+        costs = [one.usage for one in all_of if one.usage is not None]
+        lines = all_of[0].lines
+        rows.append(
+            Row(
+                work,
+                contender,
+                round(median_ms(all_of), 2),
+                [round(one.seconds * 1000, 2) for one in all_of],
+                {base: _round(median_ratio(all_of, runs[base])) for base in present},
+                lines,
+                usage.mean(costs) if costs else None,
+                "" if lines == expected else f"printed {lines:,} lines, not {expected:,}",
+            )
+        )
+    return rows
+
+
+def _round(ratio: float) -> float:
+    return float(f"{ratio:.4g}")
+
+
+# -- JSON
+
+
+def merge(document: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's content with a later run's tables in place of older ones of the same question."""
+    fresh = {(one["question"], one["corpus"], one["files"]) for one in new["tables"]}
+    kept = [
+        one
+        for one in document.get("tables", [])
+        if (one["question"], one["corpus"], one["files"]) not in fresh
+    ]
+    return {**document, **new, "tables": kept + list(new["tables"])}
+
+
+def to_json(table: Table) -> dict[str, Any]:
+    """Return a table as JSON has it."""
+    found = asdict(table)
+    for row in found["rows"]:
+        if row["used"] is not None:
+            row["used"] = {name: round(value, 3) for name, value in row["used"].items()}
+    return found
+
+
+def from_json(found: Mapping[str, Any]) -> Table:
+    """Return a table from what `to_json` made. Raises KeyError, TypeError for anything else."""
+    rows = [
+        Row(**{**row, "used": None if row["used"] is None else Usage(**row["used"])})
+        for row in found["rows"]
+    ]
+    missing = [(what, why) for what, why in found["missing"]]
+    return Table(**{**found, "rows": rows, "missing": missing})
+
+
+# -- printing
+
+
+def grid(table: Table) -> Grid:
+    """Return the table for a terminal."""
+    title = f"{table.title}; {table.files:,} files, {table.size >> 20} MB, {table.corpus}; "
+    result = Grid(title=title + f"medians of {table.rounds}", title_justify="left")
+    result.add_column("work")
+    result.add_column("on")
+    headings = ["ms", *(f"/ {base}" for base in table.bases)]
+    headings += ["requests", "to hub", "fetches", "MB fetched", "CPU ms view / hub / store"]
+    for heading in headings:
+        result.add_column(heading, justify="right")
+    for row in table.rows:
+        ratios = (row.ratios.get(base) for base in table.bases)
+        result.add_row(
+            row.work,
+            row.contender + (f" ({row.note})" if row.note else ""),
+            f"{row.ms:,.1f}",
+            *("" if ratio is None else f"{ratio:,.2f}" for ratio in ratios),
+            *_costs(row.used),
+        )
+    for what, why in table.missing:
+        result.add_row(f"[dim]{what}[/dim]", f"[dim]left out: {why}[/dim]")
+    return result
+
+
+def _costs(used: Usage | None) -> list[str]:
+    if used is None:
+        return [""] * 5
+    cpu = (used.cpu_view, used.cpu_hub, used.cpu_store)
+    return [
+        f"{used.requests:,.0f}",
+        f"{used.asked:,.0f}",
+        f"{used.fetches:,.0f}",
+        f"{used.fetched / (1 << 20):,.1f}",
+        " / ".join(f"{seconds * 1000:,.0f}" for seconds in cpu),
+    ]
