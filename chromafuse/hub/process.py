@@ -169,7 +169,7 @@ class Hub:
         if shared is None or settings is None:
             return {"redis": "off"}
         return {
-            "redis": "up" if shared.health.up else "down",
+            "redis": shared.state,
             "redis_server": str(settings.location),
             "redis_error": shared.health.error or shared.refusal,
             "redis_hits": shared.hits,

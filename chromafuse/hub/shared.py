@@ -79,6 +79,13 @@ class SharedCache:
         self._waiting = 0  # bytes of pages in the channel
         self._silent_until = -math.inf  # nothing is written before
 
+    @property
+    def state(self) -> str:
+        """Say "starting", "up" or "down"."""
+        if not self._looked.is_set():
+            return "starting"
+        return "up" if self.health.up else "down"
+
     async def run(self) -> None:
         """Look whether the server answers, write what is to be kept; never returns."""
         await trio.to_thread.run_sync(self._server.prepare, abandon_on_cancel=True)
