@@ -34,7 +34,10 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Ask again with the contents of the files that these words name (-f FILE)."""
+    """Ask again with the contents of the files that these words name (-f FILE).
+
+    The real tool reads them again, so anything but a regular file must be left to it, and runs untouched.
+    """
 
     words: tuple[tuple[int, bytes], ...]  # position of the word, path
 
@@ -49,7 +52,16 @@ class Selection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to run the real tool on a list of files: TOOL options [prefix] -- files."""
+    """How to run the real tool on a list of files: TOOL options [prefix] -- files.
+
+    Where `enumerate` is set, `TOOL enumerate -- DIRECTORY…` (without operands: `TOOL enumerate`), its stdin
+    /dev/null, lists the files below directories as they are to be named, each ended by a NUL. Its status must be
+    0 and its stderr empty; with a message, another status or no file at all, the command line runs untouched.
+    Operands that are no directories stay where they are. A name `-` is never put on a list, nor, since rg
+    leaves it out when it walks, the file that is the search's own stdout.
+    Without operands rg searches stdin if that is a file, a pipe or a socket: it runs untouched unless stdin is
+    a character device (a terminal, /dev/null).
+    """
 
     needs: Needs
     options: tuple[bytes, ...]  # patterns included, what the list replaces left out
@@ -62,7 +74,7 @@ class Plan:
     )
     selection: Selection | None = None
     enumerate: tuple[bytes, ...] | None = (
-        None  # rg: the options of the `rg --files` that lists the files
+        None  # rg: the words of the `rg --files` that lists the files
     )
     plain_on_nul: bool = (
         False  # rg shows matches in a named file with NULs, and not in one that it finds
