@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from chromafuse.config import RedisEntry
 from chromafuse.errors import UsageError, UserError
 from chromafuse.hub.redislocation import (
     RedisLocation,
@@ -116,6 +120,23 @@ def test_settings_travel_as_json() -> None:
     """What one process writes another reads, and there is no secret in it."""
     settings = RedisSettings(parse_redis("rediss://u@h?ca_file=/c", password_file="/p"), 5, 6, 7)
     assert RedisSettings.from_json(settings.to_json()) == settings
+
+
+def test_the_documented_table_has_every_key_and_the_defaults() -> None:
+    """The example of the configuration is read as it stands; its numbers are those that count without it."""
+    text = (Path(__file__).parents[1] / "docs" / "SEMANTICS.md").read_text()
+    lines = text[text.index("    [redis]") :].split("\n\n")[0]
+    (table,) = tomllib.loads(textwrap.dedent(lines)).values()
+    location = parse_redis(table["url"], password_file=table["password_file"])
+    assert table == {
+        "url": "rediss://cache.example.org",
+        "password_file": "redis-password",
+        "ca_file": "ca.pem",
+        "ttl": RedisSettings(location).ttl,
+        "value_max": RedisSettings(location).value_max,
+        "timeout": RedisSettings(location).timeout,
+    }
+    assert table.keys() == {found.name for found in fields(RedisEntry)}
 
 
 @pytest.mark.parametrize(
