@@ -43,6 +43,7 @@ missing_for_test() {
     have rg || echo ripgrep
     have bwrap || echo bubblewrap
     have getfattr || echo attr
+    have openssl || echo openssl
 }
 
 as_root() {

@@ -112,7 +112,18 @@ def test_bootstrap_says_in_one_line_that_python_is_too_old(tmp_path: Path) -> No
 
 def test_bootstrap_says_in_one_line_what_no_apt_can_install(tmp_path: Path) -> None:
     """Where apt-get is absent, what is missing is named."""
-    for tool in ("bash", "dirname", "gcc", "pkg-config", "fusermount3", "rg", "bwrap", "getfattr"):
+    tools = (
+        "bash",
+        "dirname",
+        "gcc",
+        "pkg-config",
+        "fusermount3",
+        "rg",
+        "bwrap",
+        "getfattr",
+        "openssl",
+    )
+    for tool in tools:
         found = subprocess.run(["which", tool], capture_output=True, text=True, check=True)
         (tmp_path / tool).symlink_to(found.stdout.strip())
     assert bootstrap("test", PATH=str(tmp_path), PYTHON=sys.executable) == (
