@@ -1,11 +1,12 @@
 # Every target works on a fresh Debian or Ubuntu: it installs what is missing first.
 # PYTHON=/path/to/python3 picks the interpreter, WORKERS=N the number of test processes.
-# ARGS="…" goes to pytest: make test ARGS="-k readdir -x".
+# ARGS="…" goes to pytest: make test ARGS="-k readdir -x". BENCH="…" goes to the bench: see python -m bench --help.
 
 PYTHON ?= /usr/bin/python3
 # Most tests wait for a mount or a server, so there are more processes than cores.
 WORKERS ?= 4
 ARGS ?=
+BENCH ?= all
 BIN := .venv/bin
 # A file's tests stay in one process and share its servers and mounts.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
@@ -48,8 +49,17 @@ fmt: .venv/.installed ## format the code and apply the safe fixes
 	$(BIN)/ruff format .
 
 .PHONY: bench
-bench: system-test device .venv/.installed ## measure the mount against a plain copy, as ratios
-	$(BIN)/python -m bench
+bench: system-bench device .venv/.installed ## measure: BENCH="warm first --pages 1k", BENCH=--list; all by default
+	$(BIN)/python -m bench $(BENCH)
+
+.PHONY: bench-peers
+bench-peers: .venv/.installed ## install what the bench compares with besides: Mirage (PyPI), just-bash (npm)
+	$(BIN)/python -m bench.peers
+
+.PHONY: bench-docs
+bench-docs: system-bench device bench-peers ## measure everything again for docs/bench.json, draw docs/bench.svg
+	$(BIN)/python -m bench all --json docs/bench.json
+	$(BIN)/python -m bench picture docs/bench.json docs/bench.svg
 
 .PHONY: venv
 venv: system-run .venv/.installed ## make .venv and nothing else
@@ -62,11 +72,13 @@ clean: ## remove what the other targets made in the checkout
 
 # -- what they stand on
 
-.PHONY: system-run system-test device
+.PHONY: system-run system-test system-bench device
 system-run:
 	@scripts/bootstrap.sh run
 system-test:
 	@scripts/bootstrap.sh test
+system-bench:
+	@scripts/bootstrap.sh bench
 device:
 	@scripts/bootstrap.sh device
 

@@ -16,6 +16,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -173,9 +174,16 @@ def machine() -> dict[str, str]:
     return {
         "kernel": platform.release().split("-")[0],
         "cores": str(os.cpu_count()),
+        "filesystem": _filesystem(tempfile.gettempdir()),
         "python": platform.python_version(),
         **{tool: _version(tool) for tool in ("fusermount3", "grep", "rg", "ugrep", "bfs")},
     }
+
+
+def _filesystem(path: str) -> str:
+    command = ["stat", "-f", "-c", "%T", path]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    return said.stdout.strip().replace("ext2/ext3", "ext4")
 
 
 def _version(tool: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 CORPORA = Path(__file__).resolve().parents[2] / "shared" / "corpora"
 WORD = "configuration"  # common in documentation, real or generated
+GENERATED = "generated pages"
 REAL = 0  # the number of pages that asks for the real ones
 _PAGES_WITH_WORD = 5  # one page in so many has it, as in the real ones
 _INSTEAD = 4_000  # generated pages where there are no real ones
@@ -40,7 +41,7 @@ def make(root: Path, pages: int) -> Corpus:
     if archives:
         what = f"{len(archives)} documentation sites"
     else:
-        what = "generated pages (seed 1)"
+        what = f"{GENERATED} (seed 1)"
         _generate(root, pages or _INSTEAD)
     sizes = [path.stat().st_size for path in root.rglob("*") if path.is_file()]
     return Corpus(root, what, len(sizes), sum(sizes))

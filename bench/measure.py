@@ -11,9 +11,12 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .usage import Usage
+
+SLOW = 5.0  # s
+_REPEATED = 4  # times as many rounds are repeated at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +73,61 @@ def _check(command: Sequence[str], code: int, out: bytes, err: bytes) -> None:
         raise RuntimeError(f"{list(command)}: exit {code}, {len(out)} bytes, {err[:200]!r}")
 
 
-def interleave(
-    rounds: int,
-    contenders: Mapping[str, Callable[[], Run]],
-    *,
-    patience: float = float("inf"),
-    failures: dict[str, str] | None = None,
-) -> dict[str, list[Run]]:
-    """Run each contender once a round, in turn; return the runs of each.
+@dataclass(slots=True)
+class Interleaving:
+    """Rounds in which each contender runs once, in turn; the order is turned around every other round.
 
-    The order is turned around every other round, so that no contender always follows the same other one.
     A contender that has taken `patience` seconds in all sits out the rest: it has fewer runs then. So does
-    one that raises Failed, where there are `failures` to note it in.
+    one that raises Failed.
+
+    Those named in `warm_up` run once before. A round in which somebody had the machine drop its caches does
+    not count: it is played again, warmed up again. Only a run of over SLOW seconds counts all the same.
     """
-    runs: dict[str, list[Run]] = {name: [] for name in contenders}
-    failures = {} if failures is None else failures
-    for number in range(rounds):
-        names = list(contenders) if number % 2 == 0 else list(contenders)[::-1]
-        for name in names:
-            if name in failures or sum(one.seconds for one in runs[name]) >= patience:
-                continue
+
+    contenders: Mapping[str, Callable[[], Run]]
+    warm_up: Sequence[str] = ()
+    patience: float = float("inf")
+    drops: Callable[[], int] = field(default_factory=lambda: _drops)
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    repeated: int = 0
+
+    def play(self, rounds: int) -> dict[str, list[Run]]:
+        """Play some rounds; return the runs of each contender."""
+        self.runs = {name: [] for name in self.contenders}
+        done, warm = 0, False
+        while done < rounds:
+            before = self.drops()
+            if not warm:
+                self._round(done, self.warm_up)
+            found = self._round(done, [name for name in self.contenders if self._may_run(name)])
+            warm = self.drops() == before or self.repeated >= _REPEATED * rounds
+            for name, one in found.items():
+                if warm or one.seconds > SLOW:
+                    self.runs[name].append(one)
+            done += warm
+            self.repeated += not warm
+        return self.runs
+
+    def _may_run(self, name: str) -> bool:
+        spent = sum(one.seconds for one in self.runs[name])
+        return name not in self.failures and spent < self.patience
+
+    def _round(self, number: int, names: Sequence[str]) -> dict[str, Run]:
+        found = {}
+        for name in names if number % 2 == 0 else names[::-1]:
             try:
-                runs[name].append(contenders[name]())
+                found[name] = self.contenders[name]()
             except Failed as exc:
-                failures[name] = str(exc)
-    return runs
+                self.failures[name] = str(exc)
+        return found
+
+
+def _drops() -> int:
+    """Return how often anybody had this machine's kernel drop its caches (drop_caches in proc(5))."""
+    with open("/proc/vmstat", encoding="ascii") as lines:
+        found = dict(line.split() for line in lines)
+    return sum(int(found.get(name, 0)) for name in ("drop_pagecache", "drop_slab"))
 
 
 def median_ms(runs: Sequence[Run]) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 
 from chromafuse import status
 
-from . import usage
+from . import peers, usage
 from .measure import Run
 from .usage import Usage
 
@@ -77,8 +77,9 @@ def _rests(cost: Usage) -> bool:
 
 def settle_in(root: Path) -> None:
     """Have this process and all it starts keep their caches, sockets and configuration below `root`."""
-    for name in [name for name in os.environ if name.startswith(("CHROMA", "XDG_", "NOTIFY_"))]:
-        del os.environ[name]
+    for name in list(os.environ):
+        if name.startswith(("CHROMA", "XDG_", "NOTIFY_")) and name != peers.VARIABLE:
+            del os.environ[name]
     for name in ("CACHE_HOME", "CONFIG_HOME", "RUNTIME_DIR"):
         (root / name.lower()).mkdir(mode=0o700)
         os.environ[f"XDG_{name}"] = str(root / name.lower())

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+VARIABLE = "CHROMAFUSE_BENCH_PEERS"
 MIRAGE = "mirage-ai[chroma,fuse]==0.0.7"
 JUST_BASH = "just-bash@3.4.2"
 _INSTALL = "not installed: make bench-peers"
@@ -24,7 +25,7 @@ _INSTALL = "not installed: make bench-peers"
 def place() -> Path:
     """Return the directory of all peers."""
     default = Path(__file__).resolve().parents[1] / "build" / "bench-peers"
-    return Path(os.environ.get("CHROMAFUSE_BENCH_PEERS", default))
+    return Path(os.environ.get(VARIABLE, default))
 
 
 def mirage() -> tuple[Path | None, str]:

@@ -16,17 +16,19 @@ from functools import partial
 from . import contenders, mounted
 from .contenders import Program, Work, just_bash_host, program
 from .lab import Lab, say
-from .measure import Run, interleave, run, run_together
+from .measure import Interleaving, Run, run, run_together
 from .mounted import Mount
 from .results import Table, rows_of
 
-COPY = "ext4 copy"
+COPY = "plain copy"
 FAST = "chromafuse"
 STOCK = "chromafuse, stock mode"
 SCRIPT = "plain script"
 NAIVE = "naive class"
 JUST_BASH = "just-bash, in memory"
 MODES = {FAST: True, STOCK: False}
+
+ON_DISK = (COPY, FAST, STOCK)  # who has to be warm where "again" is asked
 
 PATIENCE = 20.0  # s that one contender may take for one work, in all rounds; one run it always gets
 REST = 2.5  # s; the hub sends a page once to one walk, and takes what comes later for another walk
@@ -52,7 +54,7 @@ def start(lab: Lab) -> Table:
         f"{FAST}, first time": lambda: mount(fresh=True),
         f"{FAST}, path tree on disk": lambda: mount(fresh=False),
     }
-    table.rows.extend(rows_of("mount + ls", interleave(lab.rounds, doers), table.bases))
+    _compare(lab, table, "mount + ls", doers)
     return table
 
 
@@ -70,11 +72,9 @@ def warm(lab: Lab) -> Table:
         for work in works:
             doers: dict[str, Callable[[], Run]] = {COPY: partial(lab.on_copy, work)}
             doers |= {name: partial(metered, live, work) for name, live in mounts.items()}
-            for done in doers.values():
-                done()
             if shell is not None and work.shell is not None:
                 doers[JUST_BASH] = partial(shell.ask, {"do": "shell", "line": work.shell})
-            _compare(lab, table, work.name, doers)
+            _compare(lab, table, work.name, doers, ON_DISK)
     return table
 
 
@@ -96,7 +96,6 @@ def first(lab: Lab) -> Table:
         for live in mounts.values():
             run(contenders.TAR.command, str(live.path))  # brings every page into the hub
         for work in works:
-            lab.on_copy(work)
             doers = {COPY: partial(lab.on_copy, work)}
             doers |= {name: partial(forgotten, live, work) for name, live in mounts.items()}
             _compare(lab, table, work.name, doers)
@@ -123,9 +122,8 @@ def _cold(lab: Lab, question: str, title: str, *, server: bool) -> Table:
 
     with lab.host("pull", server=server) as script, lab.host("naive", server=server) as naive:
         batch = min(BATCHES, key=lambda n: script.ask({"do": "pull", "batch": n}).seconds)
-        say(f"the plain script is fastest with {batch:,} ids a call")
+        table = replace(table, title=f"{title}, plain script with {batch:,} ids a call")
         for work in works:
-            lab.on_copy(work)
             doers: dict[str, Callable[[], Run]] = {
                 COPY: partial(lab.on_copy, work),
                 SCRIPT: partial(_pull, script, batch, lab.on_copy(work).lines),
@@ -149,9 +147,7 @@ def parallel(lab: Lab) -> Table:
             for name, live in mounts.items():
                 once = partial(run_together, work.command, str(live.path), 4)
                 doers[name] = partial(live.metered, once)
-            for done in doers.values():
-                done()
-            _compare(lab, table, f"4 x {work.name}", doers)
+            _compare(lab, table, f"4 x {work.name}", doers, ON_DISK)
     return table
 
 
@@ -170,9 +166,7 @@ def opening(lab: Lab) -> Table:
         doers = {COPY: partial(_open_all, lab.copy, some)}
         for name, live in mounts.items():
             doers[name] = partial(live.metered, partial(_open_all, str(live.path), some))
-        for done in doers.values():
-            done()
-        _compare(lab, table, f"open + read + close, {len(some):,} pages again", doers)
+        _compare(lab, table, f"open + read + close, {len(some):,} pages again", doers, ON_DISK)
     doers = {COPY: partial(lab.on_copy, cat)}
     doers |= {name: partial(fresh, fast) for name, fast in MODES.items()}
     _compare(lab, table, "cat one page, nothing cached anywhere", doers)
@@ -191,12 +185,15 @@ def _present(table: Table, works: Sequence[Work]) -> list[Work]:
     return [work for work in works if not work.missing()]
 
 
-def _compare(lab: Lab, table: Table, work: str, doers: Doers) -> None:
+def _compare(
+    lab: Lab, table: Table, work: str, doers: Doers, warm_up: Sequence[str] = (COPY,)
+) -> None:
     say(f"{table.question}: {work}")
-    failures: dict[str, str] = {}
-    runs = interleave(lab.rounds, doers, patience=PATIENCE, failures=failures)
-    table.rows.extend(rows_of(work, runs, table.bases))
-    table.missing.extend((f"{work}, {who}", why) for who, why in failures.items())
+    rounds = Interleaving(doers, warm_up, PATIENCE)
+    table.rows.extend(rows_of(work, rounds.play(lab.rounds), table.bases))
+    table.missing.extend((f"{work}, {who}", why) for who, why in rounds.failures.items())
+    if rounds.repeated:
+        table.repeated[work] = rounds.repeated
 
 
 @contextmanager

@@ -5,13 +5,14 @@ A file of results holds one table for each question and corpus; a later run of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.table import Table as Grid
 
 from . import usage
+from .corpus import GENERATED
 from .measure import Run, median_ms, median_ratio
 from .usage import Usage
 
@@ -22,7 +23,7 @@ FORMAT = 1
 class Row:
     """One contender at one work: milliseconds, median and every run; ratios to others of the same rounds.
 
-    `used` is the mean cost of a run to the mount, None where nothing is mounted by us.
+    `used` is the median cost of a run to the mount, None where nothing is mounted by us.
     """
 
     work: str
@@ -48,6 +49,7 @@ class Table:
     bases: list[str]
     rows: list[Row] = field(default_factory=list)
     missing: list[tuple[str, str]] = field(default_factory=list)
+    repeated: dict[str, int] = field(default_factory=dict)  # work -> rounds that were disturbed
 
     def row(self, work: str, contender: str) -> Row | None:
         """Return a row, or None where it is missing."""
@@ -73,7 +75,7 @@ def rows_of(work: str, runs: Mapping[str, Sequence[Run]], bases: Sequence[str]) 
                 [round(one.seconds * 1000, 2) for one in all_of],
                 {base: _round(median_ratio(all_of, runs[base])) for base in present},
                 lines,
-                usage.mean(costs) if costs else None,
+                usage.median(costs) if costs else None,
                 "" if lines == expected else f"printed {lines:,} lines, not {expected:,}",
             )
         )
@@ -82,6 +84,12 @@ def rows_of(work: str, runs: Mapping[str, Sequence[Run]], bases: Sequence[str]) 
 
 def _round(ratio: float) -> float:
     return float(f"{ratio:.4g}")
+
+
+def main_tables(tables: Iterable[Table]) -> dict[str, Table]:
+    """Return each question's table that counts: of real pages, else of the fewest generated ones."""
+    ordered = sorted(tables, key=lambda one: (one.corpus.startswith(GENERATED), one.files))
+    return {one.question: one for one in reversed(ordered)}
 
 
 # -- JSON
@@ -136,12 +144,19 @@ def grid(table: Table) -> Grid:
             row.work,
             row.contender + (f" ({row.note})" if row.note else ""),
             f"{row.ms:,.1f}",
-            *("" if ratio is None else f"{ratio:,.2f}" for ratio in ratios),
+            *("" if ratio is None else times(ratio) for ratio in ratios),
             *_costs(row.used),
         )
+    for work, rounds in table.repeated.items():
+        result.add_row(f"[dim]{work}[/dim]", f"[dim]{rounds} rounds disturbed and repeated[/dim]")
     for what, why in table.missing:
         result.add_row(f"[dim]{what}[/dim]", f"[dim]left out: {why}[/dim]")
     return result
+
+
+def times(ratio: float) -> str:
+    """Return a ratio as it is printed: 1.05, or 1/80 for a small one."""
+    return f"{ratio:,.2f}" if ratio >= 0.1 else f"1/{1 / ratio:,.0f}"
 
 
 def _costs(used: Usage | None) -> list[str]:

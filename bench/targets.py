@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.table import Table as Grid
 
+from . import results
 from .questions import COPY, FAST, SCRIPT
-from .results import Table
+from .results import Table, times
 from .rivals import FIRST, MIRAGE
 
 _KEEP_WARM = ("grep -r", "find", "ls -lR", "tar c | cat")
@@ -52,9 +53,9 @@ HUB_MB = {100_000: 250.0}
 
 
 def verdicts(tables: Sequence[Table], memory: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Return what became of every target; of several corpora the one with the most files counts."""
-    newest = {one.question: one for one in sorted(tables, key=lambda table: table.files)}
-    found = [_verdict(target, newest.get(target.question)) for target in TARGETS]
+    """Return what became of every target; of several corpora the main one counts."""
+    main = results.main_tables(tables)
+    found = [_verdict(target, main.get(target.question)) for target in TARGETS]
     return [*found, *_of_memory(memory)]
 
 
@@ -63,16 +64,12 @@ def _verdict(target: Target, table: Table | None) -> Verdict:
     row = table.row(target.work, FAST) if table else None
     ratio = row.ratios.get(target.base) if row else None
     if row is None or ratio is None:
-        return Verdict(text, _ratio(target.limit), _ratio(target.goal), "not measured", None)
+        return Verdict(text, times(target.limit), times(target.goal), "not measured", None)
     requests = row.used.requests if row.used else 0
-    found, met = _ratio(ratio), ratio <= target.limit and requests <= target.requests
+    found, met = times(ratio), ratio <= target.limit and requests <= target.requests
     if target.requests < float("inf"):
         found += f", {requests:,.0f} requests"
-    return Verdict(text, _ratio(target.limit), _ratio(target.goal), found, met)
-
-
-def _ratio(ratio: float) -> str:
-    return f"{ratio:.2f}" if ratio >= 0.1 else f"1/{1 / ratio:.0f}"
+    return Verdict(text, times(target.limit), times(target.goal), found, met)
 
 
 def _of_memory(memory: Iterable[Mapping[str, Any]]) -> list[Verdict]:

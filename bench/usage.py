@@ -8,6 +8,7 @@ Concurrency: reads /proc; a process that ends meanwhile counts as having used no
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -37,13 +38,13 @@ class Usage:
         return Usage(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Usage)))
 
 
-def mean(usages: Iterable[Usage]) -> Usage:
-    """Return the mean of some differences, 0 of none."""
+def median(usages: Iterable[Usage]) -> Usage:
+    """Return the medians of some differences, 0 of none."""
     all_of = list(usages)
     if not all_of:
         return Usage()
     return Usage(
-        *(sum(getattr(one, f.name) for one in all_of) / len(all_of) for f in fields(Usage))
+        *(statistics.median(getattr(one, f.name) for one in all_of) for f in fields(Usage))
     )
 
 

@@ -1,8 +1,9 @@
 #!/bin/bash
-# Installs what is missing for one purpose, and nothing that is there: `bootstrap.sh run|test|device|venv`.
+# Installs what is missing for one purpose, and nothing that is there: `bootstrap.sh run|test|bench|device|venv`.
 #
 #   run     the system packages that chromafuse itself is built from and runs with
 #   test    those, and the tools that the tests compare with
+#   bench   those, and the tools that only the bench measures
 #   device  nothing; says why /dev/fuse cannot be used, if it cannot
 #   venv    .venv, installed from pyproject.toml with the versions of constraints.txt
 #
@@ -44,6 +45,11 @@ missing_for_test() {
     have bwrap || echo bubblewrap
     have getfattr || echo attr
     have openssl || echo openssl
+}
+
+missing_for_bench() {
+    have ugrep || echo ugrep
+    have bfs || echo bfs
 }
 
 as_root() {
@@ -133,7 +139,12 @@ case ${1-} in
         mapfile -t packages < <(missing_for_run; missing_for_test)
         install_packages "${packages[@]}"
         ;;
+    bench)
+        check_python
+        mapfile -t packages < <(missing_for_run; missing_for_test; missing_for_bench)
+        install_packages "${packages[@]}"
+        ;;
     device) check_device ;;
     venv) check_python && make_venv ;;
-    *) die "usage: scripts/bootstrap.sh run|test|device|venv" ;;
+    *) die "usage: scripts/bootstrap.sh run|test|bench|device|venv" ;;
 esac

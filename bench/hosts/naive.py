@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -80,6 +81,7 @@ def main() -> None:
         start = time.perf_counter()
         if asked["do"] == "find":
             found = files.list()
+            found += {str(folder) for path in found for folder in PurePath(path).parents}
         else:
             found = list(getattr(files, asked["do"])(asked["word"]))
         seconds = time.perf_counter() - start
