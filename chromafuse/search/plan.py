@@ -49,6 +49,10 @@ class Selection(Protocol):
         """Say so for a path relative to the operand."""
         ...
 
+    def admits_operand(self, operand: bytes) -> bool:
+        """Say so for an operand as it was given that is there and no directory; others stay as they are."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
