@@ -377,3 +377,74 @@ def test_more_rows_than_sql_variables(
         assert rows == {id: Row(id, "x", {"n": number}) for number, id in enumerate(ids)}
 
     run(make(name, collection, directory), body, create=False)
+
+
+# -- searching
+
+
+SEARCHED = [
+    row("plain", "one Needle in a line\nand another line\n", encoding="base64"),
+    row("nul", "a\0 Needle behind a NUL\n", encoding="other"),
+    row("mark", "\ufeffbegins with a mark\n"),
+    row("open", "no line feed at the end, \u212a \u017f \u0131 \u0130", page="encoding"),
+    row("odd", "\r\n\t % _ \\ * ( ] é e\u0301 \u2028 😀 \U0010ffff\n"),
+]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("Needle", {"plain", "nul"}),
+        ("needle", set()),
+        ("[Nn]eedle|begins", {"plain", "nul", "mark"}),
+        (r"[kK\u212a] [sS\u017f] [iI\u0131\u0130] [iI\u0131\u0130]", {"open"}),
+        (r"\x00", {"nul"}),
+        (r"\A\ufeff", {"mark"}),
+        (r"[^\n]\z", {"open"}),
+        (r"(?s:.)", {"plain", "nul", "mark", "open", "odd"}),
+        (r"% _ \\ \* \( \] é e\u0301 \u2028 😀 \U0010ffff", {"odd"}),
+    ],
+)
+def test_a_search_finds_every_document_that_matches(
+    backend: Backend, pattern: str, expected: set[str]
+) -> None:
+    """A regular expression finds the rows it matches in and no other, whatever characters are in the way."""
+
+    async def body(store: Store) -> None:
+        await store.add(SEARCHED)
+        assert set(await store.search(pattern)) == expected
+
+    run(backend, body)
+
+
+def test_rows_are_found_by_their_metadata(backend: Backend) -> None:
+    """One key with one value finds the rows that have it; the same word elsewhere does not count."""
+
+    async def body(store: Store) -> None:
+        await store.add(SEARCHED)
+        assert await store.tagged("encoding", "base64") == ["plain"]
+        assert await store.tagged("encoding", "none") == []
+
+    run(backend, body)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_pattern_that_is_none_is_refused(make: Callable[..., Backend], name: str) -> None:
+    """What the engine cannot take for a regular expression is an error, never an empty answer."""
+
+    async def body(store: Store) -> None:
+        await store.add(SEARCHED)
+        with pytest.raises(StoreRejected):
+            await store.search("(")
+
+    run(make(name), body)
+
+
+def test_only_a_store_on_sqlite_is_said_to_search_everything(backend: Backend) -> None:
+    """A directory and a server of one machine do; what has Cloud's limits is not trusted with it."""
+
+    async def body(store: Store) -> None:
+        assert await store.searches_all() is (getattr(backend, "name", "") != "cloud")
+
+    run(backend, body)
+    run(backend, body, rows_per_call=7)

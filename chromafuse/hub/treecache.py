@@ -70,14 +70,15 @@ class TreeCache:
             self._checked = True
             try:
                 self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _check(self._directory)
+                check_private(self._directory)
             except OSError as exc:
                 log.warning("no tree is cached: %s", exc)
                 self._directory = None
         return self._directory
 
 
-def _check(directory: Path) -> None:
+def check_private(directory: Path) -> None:
+    """Raise PermissionError unless a directory is ours and closed to others."""
     found = os.stat(directory)
     if found.st_uid != os.geteuid():
         raise PermissionError(f"{directory} belongs to another user")

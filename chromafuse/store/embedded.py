@@ -78,6 +78,22 @@ class EmbeddedStore:
         ids: list[str] = got["ids"]
         return ids
 
+    async def searches_all(self) -> bool:
+        """Say so: the engine in a directory keeps its texts in SQLite and reads all of them."""
+        return True
+
+    async def search(self, pattern: str) -> list[str]:
+        """Return the ids of the rows in whose document a regular expression matches."""
+        got = await self._worker.call({"op": "search", "text": {"$regex": pattern}})
+        ids: list[str] = got["ids"]
+        return ids
+
+    async def tagged(self, key: str, value: str) -> list[str]:
+        """Return the ids of the rows with this value in their metadata."""
+        got = await self._worker.call({"op": "search", "metadata": {key: value}})
+        ids: list[str] = got["ids"]
+        return ids
+
     async def add(self, rows: Sequence[Row]) -> None:
         """Write the rows whose ids are new."""
         await self._write("add", first_of_each(rows))

@@ -1,8 +1,8 @@
 """What the program asks of a store: rows by id, in one collection.
 
 Two implementations, `embedded` and `server`, are held to one contract suite (tests/test_store.py).
-Nothing here searches by metadata: pages are fetched by id, which is 4-8 times faster in Chroma and works
-within every quota.
+Pages are fetched by id, never by metadata, which is 4-8 times faster in Chroma and works within every quota.
+Searching is for finding out which pages need not be looked at, and only where it is known to miss nothing.
 
 Concurrency: a store serves any number of trio tasks at once. A call is made of requests of at most
 `rows_per_call` rows; one request is atomic and ends within the store's deadline, repetitions included, and
@@ -69,6 +69,24 @@ class Store(Protocol):
 
     async def list_ids(self) -> list[str]:
         """Return every id of the collection, in no particular order."""
+        ...
+
+    async def searches_all(self) -> bool:
+        """Say whether `search` and `tagged` are known to look at every row, whatever is searched for.
+
+        So it is with Chroma on SQLite. Distributed Chroma has an index that leaves things out.
+        """
+        ...
+
+    async def search(self, pattern: str) -> list[str]:
+        """Return the ids of all rows in whose document a regular expression (of Rust's kind) matches.
+
+        One request, whatever the number of rows: it reads every document of the store.
+        """
+        ...
+
+    async def tagged(self, key: str, value: str) -> list[str]:
+        """Return the ids of all rows with this value in their metadata. One request."""
         ...
 
     async def add(self, rows: Sequence[Row]) -> None:

@@ -32,6 +32,7 @@ import trio
 
 from ..errors import CollectionMissing, StoreDenied, StoreError, StoreRejected
 from .batching import (
+    WRITE_ROWS,
     check_rows,
     embedding_function_of,
     first_of_each,
@@ -67,6 +68,9 @@ class ServerStore:
             rows_per_call is None and not location.is_cloud
         )  # Cloud itself says too much
         self._whole_listing = False
+        self._sqlite: bool | None = (
+            None  # whether it is Chroma's server on SQLite; None: not asked yet
+        )
         self._base = (
             f"/api/v2/tenants/{quote(location.tenant, safe='')}"
             f"/databases/{quote(location.database, safe='')}"
@@ -109,13 +113,19 @@ class ServerStore:
 
     async def _learn_limit(self) -> None:
         """Take larger batches where the server says it allows them."""
+        limit = await self._ask_largest_batch()
+        if limit is not None:
+            self._rows = min(max(limit, 1), SERVER_ROWS)
+            self._whole_listing = limit >= SERVER_ROWS
+            self._sqlite = limit == WRITE_ROWS
+
+    async def _ask_largest_batch(self) -> int | None:
+        """Return how many rows the server says one write may have; None where it does not say."""
         try:
             answer = await self._http.call("GET", "/api/v2/pre-flight-checks")
-            limit = int(answer["max_batch_size"])
+            return int(answer["max_batch_size"])
         except (NotFound, StoreRejected, KeyError, TypeError, ValueError):
-            return  # an optional part of the interface
-        self._rows = min(max(limit, 1), SERVER_ROWS)
-        self._whole_listing = limit >= SERVER_ROWS
+            return None  # an optional part of the interface
 
     async def info(self) -> CollectionInfo:
         """Describe the collection that has the name now."""
@@ -230,6 +240,24 @@ class ServerStore:
         raise StoreError(
             f"{self._location.url}: the list of ids is incomplete or changes all the time"
         )
+
+    async def searches_all(self) -> bool:
+        """Say whether the server keeps its texts in SQLite: its largest batch is then one of SQLite's limits."""
+        if self._sqlite is None:
+            limit = None if self._location.is_cloud else await self._ask_largest_batch()
+            self._sqlite = limit == WRITE_ROWS
+        return self._sqlite
+
+    async def search(self, pattern: str) -> list[str]:
+        """Return the ids of the rows in whose document a regular expression matches."""
+        return await self._find({"where_document": {"$regex": pattern}})
+
+    async def tagged(self, key: str, value: str) -> list[str]:
+        """Return the ids of the rows with this value in their metadata."""
+        return await self._find({"where": {key: value}})
+
+    async def _find(self, condition: Mapping[str, Any]) -> list[str]:
+        return self._ids_of(await self._call("POST", "get", {"include": [], **condition}), None)
 
     async def _count(self) -> int:
         count = await self._call("GET", "count")

@@ -9,6 +9,7 @@ Frames on descriptor 0, a socket, both ways: 4 bytes of length, then JSON. One r
 
     {"op": "open", "path", "collection", "tenant", "database", "create"}   first, before the others
     {"op": "get", "ids", "rows": bool} {"op": "list"} {"op": "info"} {"op": "delete", "ids"}
+    {"op": "search", "text" | "metadata": condition}                       ids of rows, in Chroma's words
     {"op": "add" | "upsert", "ids", "embeddings", "metadatas", "documents"}
     {"op": "embed", "texts"}                                               needs no open store
     -> {"ok": …} | {"error": kind, "message": text}
@@ -147,6 +148,18 @@ class Engine:
             return {"ids": got.ids}
         return {"ids": got.ids, "documents": got.documents, "metadatas": got.metadatas}
 
+    def search(self, text: Any, metadata: Any) -> dict[str, Any]:
+        """Return the ids of the rows that fulfil a condition."""
+        where, where_document = (
+            None if c is None else orjson.dumps(c).decode() for c in (metadata, text)
+        )
+        got = self._bound(
+            lambda id: self._bindings.get(
+                id, None, where, None, 0, where_document, [], *self._where
+            )
+        )
+        return {"ids": got.ids}
+
     def write(self, request: dict[str, Any]) -> None:
         """Add or upsert the rows of `request`."""
         ids = request["ids"]
@@ -212,6 +225,8 @@ class Worker:
                 return self._engine.get(request["ids"], request["rows"])
             case "list":
                 return self._engine.get(None, rows=False)
+            case "search":
+                return self._engine.search(request.get("text"), request.get("metadata"))
             case "info":
                 return self._engine.info()
             case "delete":

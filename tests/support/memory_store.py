@@ -6,6 +6,7 @@ Concurrency: like a real store's: every request gives other tasks a turn, one re
 from __future__ import annotations
 
 import os
+import re
 import signal
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -80,6 +81,20 @@ class MemoryStore:
     async def list_ids(self) -> list[str]:
         """Return every id."""
         return list(await self._request())
+
+    async def searches_all(self) -> bool:
+        """Say so."""
+        return True
+
+    async def search(self, pattern: str) -> list[str]:
+        """Return the ids of the rows that match, for patterns that mean the same to Rust and to Python."""
+        rows, compiled = await self._request(), re.compile(pattern.replace(r"\z", r"\Z"))
+        return [id for id, row in rows.items() if compiled.search(row.document)]
+
+    async def tagged(self, key: str, value: str) -> list[str]:
+        """Return the ids of the rows with this value in their metadata."""
+        rows = await self._request()
+        return [id for id, row in rows.items() if row.metadata.get(key) == value]
 
     async def add(self, rows: Sequence[Row]) -> None:
         """Write the rows whose ids are new."""
@@ -189,6 +204,18 @@ class FaultyStore:
     async def list_ids(self) -> list[str]:
         """Return every id, or fail."""
         return await self._run("list_ids", 0, self._store.list_ids)
+
+    async def searches_all(self) -> bool:
+        """Say what the wrapped store says, or fail."""
+        return await self._run("searches_all", 0, self._store.searches_all)
+
+    async def search(self, pattern: str) -> list[str]:
+        """Search, or fail."""
+        return await self._run("search", 0, lambda: self._store.search(pattern))
+
+    async def tagged(self, key: str, value: str) -> list[str]:
+        """Look for metadata, or fail."""
+        return await self._run("tagged", 0, lambda: self._store.tagged(key, value))
 
     async def add(self, rows: Sequence[Row]) -> None:
         """Add rows, or fail."""

@@ -89,6 +89,18 @@ class Steered:
         await self._note("list_ids")
         return await self.store.list_ids()
 
+    async def searches_all(self) -> bool:
+        await self._note("searches_all")
+        return await self.store.searches_all()
+
+    async def search(self, pattern: str) -> list[str]:
+        await self._note("search", [pattern])
+        return await self.store.search(pattern)
+
+    async def tagged(self, key: str, value: str) -> list[str]:
+        await self._note("tagged", [key, value])
+        return await self.store.tagged(key, value)
+
     async def add(self, rows: Sequence[Row]) -> None:
         await self._note("add", rows)
         await self.store.add(rows)
