@@ -60,7 +60,8 @@ class Plan:
 
     Where `enumerate` is set, `TOOL enumerate -- DIRECTORY…` (without operands: `TOOL enumerate`), its stdin
     /dev/null, lists the files below directories as they are to be named, each ended by a NUL. Its status must be
-    0 and its stderr empty; with a message, another status or no file at all, the command line runs untouched.
+    0 and its stderr empty; with a message, another status or no file at all, the command line runs untouched,
+    and so it does where no operand is a directory: what the listing's words alone would say is then not seen.
     Operands that are no directories stay where they are. A name `-` is never put on a list, nor, since rg
     leaves it out when it walks, the file that is the search's own stdout.
     Without operands rg searches stdin if that is a file, a pipe or a socket: it runs untouched unless stdin is
