@@ -3,7 +3,7 @@
 A frame is a header (payload length, type, request id; little-endian) and a payload, at most 1 MiB together.
 
     view -> hub   HELLO  protocol version, generation and digest of the snapshot it holds (zeros: none)
-                  READ   (request id) generation, inode, offset, size
+                  READ   (request id) generation, inode, offset, size; 1 where the kernel had the page before
     hub -> view   GREETING  protocol version, generation, digest and length of the snapshot; length 0 where
                             the view holds this very snapshot already, else SNAPSHOT frames follow
                   SNAPSHOT  the next bytes of the encoded snapshot
@@ -11,7 +11,10 @@ A frame is a header (payload length, type, request id; little-endian) and a payl
                   END    (request id) the last bytes of the answer
                   ERROR  (request id) errno
                   STORE  1 = the store answers, 0 = it does not (for the status file)
+                  PUSH   whole pages that nobody asked for: their number, the inode and length of each,
+                         then their bytes; sent only to a view that holds the snapshot that is served
 
+Page bytes are copied once to make a frame, and once where a frame arrives in pieces; payloads are views.
 The identity is never in a frame: the hub binds it to the socket. Replies come in any order. What does not
 fit these rules raises ProtocolError, and the side that sees it closes the socket.
 """
@@ -22,7 +25,7 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -31,7 +34,7 @@ from .errors import ProtocolError
 from .model.names import NAME_MAX
 from .model.snapshot import DIRECTORY, Snapshot
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME = 1 << 20  # bytes, header included
 MAX_SNAPSHOT = 1 << 30  # bytes
 HEADER = struct.Struct("<IBxxxI")
@@ -40,8 +43,14 @@ NO_DIGEST = bytes(32)
 
 _HELLO = struct.Struct("<IQ32s")
 _GREETING = struct.Struct("<IQ32sQ")
-_READ = struct.Struct("<QQQI")
+_READ = struct.Struct("<QQQI?")
 _ERROR = struct.Struct("<I")
+_COUNT = struct.Struct("<I")
+_PUSHED = struct.Struct("<QI")  # inode, bytes
+PUSH_MAX = MAX_PAYLOAD - _COUNT.size - _PUSHED.size  # bytes of a page that can be pushed
+PUSH_FRAME = (
+    128 << 10
+)  # bytes of pages in one frame, unless a single one is larger; fits a socket's buffer
 _COLUMNS = struct.Struct("<QQQ")  # generation, nodes, bytes of names
 
 
@@ -56,6 +65,7 @@ class Type(IntEnum):
     END = 19
     ERROR = 20
     STORE = 21
+    PUSH = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ class Frame:
 
     type: Type
     request: int
-    payload: bytes
+    payload: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,7 @@ class Read:
     inode: int
     offset: int
     size: int
+    again: bool = False  # the kernel had the page, and gave it up
 
 
 def frame(kind: Type, request: int = 0, payload: bytes | memoryview = b"") -> bytes:
@@ -109,7 +120,7 @@ def greeting(generation: int, digest: bytes, length: int) -> bytes:
 
 def read(request: int, what: Read) -> bytes:
     """Return a READ frame."""
-    payload = _READ.pack(what.generation, what.inode, what.offset, what.size)
+    payload = _READ.pack(what.generation, what.inode, what.offset, what.size, what.again)
     return frame(Type.READ, request, payload)
 
 
@@ -124,12 +135,54 @@ def store_state(up: bool) -> bytes:
 
 
 def answer(request: int, data: bytes | memoryview) -> Iterator[bytes]:
-    """Yield the DATA and END frames that carry `data`."""
+    """Yield the DATA and END frames that carry `data`. Copies `data` when they are drawn, not before."""
     view = memoryview(data)
     while len(view) > MAX_PAYLOAD:
         yield frame(Type.DATA, request, view[:MAX_PAYLOAD])
         view = view[MAX_PAYLOAD:]
     yield frame(Type.END, request, view)
+
+
+def push(pages: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Yield the PUSH frames that carry `pages`: (inode, bytes), none empty nor over PUSH_MAX."""
+    batch: list[tuple[int, bytes]] = []
+    size = 0
+    for inode, page in pages:
+        if batch and size + len(page) > PUSH_FRAME:
+            yield _push_frame(batch)
+            batch, size = [], 0
+        batch.append((inode, page))
+        size += len(page) + _PUSHED.size
+    if batch:
+        yield _push_frame(batch)
+
+
+def _push_frame(batch: list[tuple[int, bytes]]) -> bytes:
+    table = [_PUSHED.pack(inode, len(page)) for inode, page in batch]
+    pages = [page for _, page in batch]
+    length = _COUNT.size + len(table) * _PUSHED.size + sum(map(len, pages))
+    if length > MAX_PAYLOAD:
+        raise ProtocolError(f"a payload of {length} bytes does not fit a frame")
+    head = HEADER.pack(length, Type.PUSH, 0)
+    return b"".join((head, _COUNT.pack(len(batch)), *table, *pages))
+
+
+def parse_push(payload: bytes | memoryview) -> list[tuple[int, memoryview]]:
+    """Read a PUSH payload: (inode, bytes) of each page."""
+    view = memoryview(payload)
+    if len(view) < _COUNT.size:
+        raise ProtocolError("a push without its number of pages")
+    (count,) = _COUNT.unpack_from(view)
+    at = _COUNT.size + count * _PUSHED.size
+    if len(view) < at:
+        raise ProtocolError("a push without its table")
+    pages = []
+    for inode, length in _PUSHED.iter_unpack(view[_COUNT.size : at]):
+        pages.append((inode, view[at : at + length]))
+        at += length
+    if at != len(view):
+        raise ProtocolError("a push whose length does not fit its table")
+    return pages
 
 
 def snapshot_frames(encoded: bytes) -> Iterator[bytes]:
@@ -139,12 +192,12 @@ def snapshot_frames(encoded: bytes) -> Iterator[bytes]:
         yield frame(Type.SNAPSHOT, 0, view[at : at + MAX_PAYLOAD])
 
 
-def parse_hello(payload: bytes) -> Hello:
+def parse_hello(payload: bytes | memoryview) -> Hello:
     """Read a HELLO payload."""
     return Hello(*_unpack(_HELLO, payload))
 
 
-def parse_greeting(payload: bytes) -> Greeting:
+def parse_greeting(payload: bytes | memoryview) -> Greeting:
     """Read a GREETING payload."""
     found = Greeting(*_unpack(_GREETING, payload))
     if found.length > MAX_SNAPSHOT:
@@ -152,12 +205,12 @@ def parse_greeting(payload: bytes) -> Greeting:
     return found
 
 
-def parse_read(payload: bytes) -> Read:
+def parse_read(payload: bytes | memoryview) -> Read:
     """Read a READ payload."""
     return Read(*_unpack(_READ, payload))
 
 
-def parse_error(payload: bytes) -> int:
+def parse_error(payload: bytes | memoryview) -> int:
     """Read the errno of an ERROR payload."""
     (code,) = _unpack(_ERROR, payload)
     if not 0 < code < 4096:  # MAX_ERRNO of Linux
@@ -165,14 +218,14 @@ def parse_error(payload: bytes) -> int:
     return int(code)
 
 
-def parse_store_state(payload: bytes) -> bool:
+def parse_store_state(payload: bytes | memoryview) -> bool:
     """Read a STORE payload."""
     if payload not in (b"\0", b"\1"):
         raise ProtocolError("a store state is neither up nor down")
     return payload == b"\1"
 
 
-def _unpack(layout: struct.Struct, payload: bytes) -> tuple[Any, ...]:
+def _unpack(layout: struct.Struct, payload: bytes | memoryview) -> tuple[Any, ...]:
     if len(payload) != layout.size:
         raise ProtocolError(f"a payload of {len(payload)} bytes where {layout.size} belong")
     return layout.unpack(payload)
@@ -182,29 +235,39 @@ class Decoder:
     """Turns a byte stream into frames. Feed it what arrives; it keeps at most one unfinished frame."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._parts: list[bytes | memoryview] = []
+        self._have = 0  # bytes in the parts
+        self._need = HEADER.size  # bytes before there is anything to read
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that `data` completes. Raises ProtocolError; the stream is then useless."""
-        self._buffer += data
-        frames = []
-        at = 0
-        while len(self._buffer) - at >= HEADER.size:
-            length, kind, request = HEADER.unpack_from(self._buffer, at)
+        """Return the frames that `data` completes. Raises ProtocolError; the stream is then useless.
+
+        Payloads are views of what was fed, joined only where a frame came in pieces.
+        """
+        self._parts.append(data)
+        self._have += len(data)
+        if self._have < self._need:
+            return []
+        view = memoryview(data if len(self._parts) == 1 else b"".join(self._parts))
+        frames, at, self._need = [], 0, HEADER.size
+        while len(view) - at >= HEADER.size:
+            length, kind, request = HEADER.unpack_from(view, at)
             if length > MAX_PAYLOAD:
                 raise ProtocolError(f"a frame of {length} bytes")
-            if len(self._buffer) - at < HEADER.size + length:
-                break
             start = at + HEADER.size
-            frames.append(Frame(_type(kind), request, bytes(self._buffer[start : start + length])))
+            if len(view) < start + length:
+                self._need = HEADER.size + length
+                break
+            frames.append(Frame(_type(kind), request, view[start : start + length]))
             at = start + length
-        del self._buffer[:at]
+        self._parts = [view[at:]] if at < len(view) else []
+        self._have = len(view) - at
         return frames
 
     @property
     def unfinished(self) -> bool:
         """Say whether the stream stopped in the middle of a frame."""
-        return bool(self._buffer)
+        return self._have > 0
 
 
 def _type(kind: int) -> Type:

@@ -46,6 +46,7 @@ class Pages:
     pages: Mapping[str, bytes]
     answer: bytes | Exception | None = None
     asked: list[tuple[int, int, int]] = field(default_factory=list)
+    listings: list[int] = field(default_factory=list)
 
     async def read(self, inode: int, offset: int, size: int) -> bytes:
         self.asked.append((inode, offset, size))
@@ -56,6 +57,9 @@ class Pages:
         entry = make_view(self.pages).entry(inode)
         assert entry is not None
         return self.pages[entry.path][offset : offset + size]
+
+    def listed(self, directory: int) -> None:
+        self.listings.append(directory)
 
 
 @dataclass

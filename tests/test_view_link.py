@@ -110,7 +110,7 @@ def test_the_first_hub_gives_the_tree() -> None:
         assert not link.backend_up
         async with hub_of(link) as hub:
             hello = await hub.hear()
-            assert wire.parse_hello(hello.payload) == wire.Hello(1, 0, bytes(32))
+            assert wire.parse_hello(hello.payload) == wire.Hello(wire.VERSION, 0, bytes(32))
             half = len(ENCODED) // 2
             parts = [wire.frame(wire.Type.SNAPSHOT, 0, ENCODED[:half]), wire.store_state(False)]
             await hub.say(GREETING, *parts, wire.frame(wire.Type.SNAPSHOT, 0, ENCODED[half:]))
@@ -220,7 +220,7 @@ def test_what_breaks_the_rules_closes_the_link(log_guard: LogGuard, garbage: byt
             assert not link.backend_up
             async with hub_of(link) as hub:
                 hello = wire.parse_hello((await hub.hear()).payload)
-                assert hello == wire.Hello(1, SNAPSHOT.generation, DIGEST)
+                assert hello == wire.Hello(wire.VERSION, SNAPSHOT.generation, DIGEST)
                 await hub.say(HELD)
                 request, read = await hub.hear_read()
                 assert read.generation == SNAPSHOT.generation
@@ -242,8 +242,8 @@ def test_what_breaks_the_rules_closes_the_link(log_guard: LogGuard, garbage: byt
         ([wire.greeting(7, DIGEST, 1 << 40)], f"a snapshot of {1 << 40} bytes is announced"),
         ([GREETING, wire.error(0, 5)], "a ERROR frame where SNAPSHOT belongs"),
         (
-            [wire.frame(wire.Type.GREETING, 0, b"\2" + bytes(51))],
-            "the hub speaks version 2, not 1",
+            [wire.frame(wire.Type.GREETING, 0, b"\3" + bytes(51))],
+            "the hub speaks version 3, not 2",
         ),
     ],
 )

@@ -125,7 +125,7 @@ def test_an_answer_of_any_size_arrives(size: int) -> None:
 PARSERS: dict[str, tuple[Callable[[bytes], object], int]] = {
     "hello": (wire.parse_hello, 44),
     "greeting": (wire.parse_greeting, 52),
-    "read": (wire.parse_read, 28),
+    "read": (wire.parse_read, 29),
     "error": (wire.parse_error, 4),
     "store": (wire.parse_store_state, 1),
 }

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import trio
 
@@ -114,89 +114,81 @@ class Pages:
         page = self.cache.get(entry.version)
         if page is not None:
             return page
-        outcome = await self._outcome(self._want(entry, client))
+        (outcome,) = await self._outcomes([self._want(entry, client)])
         if isinstance(outcome, bytes):
             return outcome
         # One exception for many readers: each begins its own traceback.
         raise outcome.with_traceback(None)
 
-    async def get_many(self, entries: Sequence[TreeEntry], client: Client = None) -> list[Outcome]:
-        """Return the bytes of many pages, or why not, in their order; in as few calls as their size allows."""
-        found = [self.cache.get(entry.version) for entry in entries]
-        fetches = [
-            None if page is not None else self._want(entry, client)
-            for page, entry in zip(found, entries, strict=True)
-        ]
-        outcomes: list[Outcome] = []
-        for page, fetch in zip(found, fetches, strict=True):
-            outcomes.append(page if fetch is None else await self._outcome(fetch))
-        return outcomes
+    async def get_many(
+        self, entries: Sequence[TreeEntry], client: Client, *, ahead: bool = False
+    ) -> list[Outcome]:
+        """Return the bytes of many pages, or why not, in their order; in as few calls as their size allows.
 
-    def fetch_ahead(self, entries: Iterable[TreeEntry], client: Client) -> None:
-        """Have pages fetched into memory behind everything that somebody waits for."""
-        for entry in entries:
-            if self.cache.get(entry.version) is None and entry.version not in self._pending:
-                fetch = self._pending[entry.version] = Fetch(entry, client, ahead=True)
-                self._ahead.add(fetch)
-        if self._ahead and self._ahead_calls < AHEAD_CALLS:
-            self._ahead_calls += 1
-            self._nursery.start_soon(self._serve_ahead)
+        With `ahead`, behind everything that readers wait for.
+        """
+        cached = [self.cache.get(entry.version) for entry in entries]
+        missing = [entry for entry, page in zip(entries, cached, strict=True) if page is None]
+        fetches = [self._want(entry, client, ahead=ahead) for entry in missing]
+        fetched = iter(await self._outcomes(fetches))
+        return [next(fetched) if page is None else page for page in cached]
 
-    def forget(self, client: Client) -> None:
-        """Fetch no more ahead for a client that is gone."""
-        for fetch in self._ahead.of(client):
-            self._ahead.remove(fetch)
-            del self._pending[fetch.entry.version]
-
-    def _want(self, entry: TreeEntry, client: Client) -> Fetch:
+    def _want(self, entry: TreeEntry, client: Client, *, ahead: bool = False) -> Fetch:
         """Return the fetch of a page, a new one or one under way, with one more reader."""
         fetch = self._pending.get(entry.version)
         if fetch is None:
-            fetch = self._pending[entry.version] = Fetch(entry, client, ahead=False)
-            self._wanted.add(fetch)
-        elif fetch.ahead and self._ahead.remove(fetch):
+            fetch = self._pending[entry.version] = Fetch(entry, client, ahead)
+            (self._ahead if ahead else self._wanted).add(fetch)
+        elif fetch.ahead and not ahead and self._ahead.remove(fetch):
             fetch.ahead, fetch.client = False, client
             self._wanted.add(fetch)
         fetch.readers += 1
         if self._wanted and self._calls < CALLS:
             self._calls += 1
             self._nursery.start_soon(self._serve)
+        if self._ahead and self._ahead_calls < AHEAD_CALLS:
+            self._ahead_calls += 1
+            self._nursery.start_soon(self._serve_ahead)
         return fetch
 
-    async def _outcome(self, fetch: Fetch) -> Outcome:
+    async def _outcomes(self, fetches: Sequence[Fetch]) -> list[Outcome]:
         try:
-            await fetch.done.wait()
+            for fetch in fetches:
+                await fetch.done.wait()
         finally:
-            fetch.readers -= 1
-        assert fetch.outcome is not None
-        return fetch.outcome
+            for fetch in fetches:
+                fetch.readers -= 1
+        return [fetch.outcome for fetch in fetches if fetch.outcome is not None]
 
     async def _serve(self) -> None:
         """Make calls until nobody waits."""
         try:
             # Let readers that run in this very tick say what they want, so that it goes in one call.
             await trio.lowlevel.checkpoint()
-            while batch := self._wanted.take(BATCH_PAGES, BATCH_BYTES):
-                for fetch in batch:
-                    if not fetch.readers:
-                        del self._pending[fetch.entry.version]
-                await self._fetch([fetch for fetch in batch if fetch.readers])
+            while self._wanted:
+                await self._fetch(self._wanted.take(BATCH_PAGES, BATCH_BYTES))
         finally:
             self._calls -= 1
 
     async def _serve_ahead(self) -> None:
         try:
-            while batch := self._ahead.take(BATCH_PAGES, AHEAD_BYTES):
-                await self._fetch(batch)
+            await trio.lowlevel.checkpoint()
+            while self._ahead:
+                await self._fetch(self._ahead.take(BATCH_PAGES, AHEAD_BYTES))
         finally:
             self._ahead_calls -= 1
 
     async def _fetch(self, batch: Sequence[Fetch]) -> None:
-        if not batch:
+        waiting: dict[bytes, Fetch] = {}
+        for fetch in batch:
+            if fetch.readers:
+                waiting[fetch.entry.version] = fetch
+            else:
+                del self._pending[fetch.entry.version]
+        if not waiting:
             return
-        waiting = {fetch.entry.version: fetch for fetch in batch}
         try:
-            settled, wrong = await self._ask([fetch.entry for fetch in batch])
+            settled, wrong = await self._ask([fetch.entry for fetch in waiting.values()])
             self._settle(waiting, settled)
             if wrong:
                 self._settle(waiting, await self._explain(wrong))

@@ -4,10 +4,14 @@ The identity is fixed when the session is made; no frame carries or changes one.
 this session's own snapshot; anything else (a directory, somebody else's number, another generation) is
 ESTALE, alike for all. Visibility is checked again on every read, before any cache is looked at.
 
+What a read makes likely to be read next is sent along unasked (readahead.py), under the same checks, to a view
+that shows the tree which is served.
+
 The view is not trusted: frames are bounded, so is what one link may have under way, and a view that does not
 read its socket stops being read. A link that breaks the rules is closed; the hub lives on.
 
-Concurrency: one reader task, one writer task, and one task a request in flight, in a nursery of the session.
+Concurrency: one reader task, one writer task, one task a request in flight and a few that send ahead, in a
+nursery of the session.
 """
 
 from __future__ import annotations
@@ -15,14 +19,17 @@ from __future__ import annotations
 import errno
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import trio
 
 from .. import wire
 from ..errors import ChromafuseError, ProtocolError, StaleInode, StoreTimeout, errno_of
+from ..model.entry import TreeEntry
 from .health import Health
 from .pages import Pages
+from .readahead import ReadAhead
 from .scope import Scope
 
 log = logging.getLogger(__name__)
@@ -30,6 +37,8 @@ log = logging.getLogger(__name__)
 DEADLINE = 9.0  # s for one read; the view gives up after 10
 IN_FLIGHT = 256  # requests of one link; more wait in the view's socket
 READ_MAX = 1 << 20  # bytes of one read; the kernel asks for no more
+SENDING = 32  # tasks of one link that send what nobody asked for; with more of them a read is answered alone
+SEND_PAGES, SEND_BYTES = 64, 1 << 20  # of one
 _CHUNK = 64 << 10  # bytes taken from the socket at once
 
 
@@ -64,6 +73,9 @@ class Session:
         self._health = health
         self._generation: int | None = scope.generation  # that requests must name
         self._slots = trio.Semaphore(IN_FLIGHT)
+        self._readahead = ReadAhead(scope.view.snapshot)
+        self._pushing = False  # the view shows the tree that is served
+        self._sending = 0  # tasks that send pages which nobody asked for
         # Unbuffered: an answer is handed over only when the socket takes it, so a view that does not read
         # keeps its requests in flight, and their number is bounded.
         self._outbox, self._outgoing = trio.open_memory_channel[Iterable[bytes]](0)
@@ -90,7 +102,7 @@ class Session:
                     raise ProtocolError(f"a {frame.type.name} frame from a view")
                 wanted = wire.parse_read(frame.payload)
                 await self._slots.acquire()
-                nursery.start_soon(self._answer, frame.request, wanted)
+                nursery.start_soon(self._answer, nursery, frame.request, wanted)
         except ProtocolError as exc:
             log.warning("link closed: %s", exc)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -105,6 +117,7 @@ class Session:
         scope = self._scope
         # The digest alone: what is visible is then the same, inodes included, whatever the generation.
         encoded = b"" if hello.digest == scope.digest else scope.encoded
+        self._pushing = hello.digest in (scope.digest, wire.NO_DIGEST)
         if encoded and hello.digest != wire.NO_DIGEST:
             log.warning("the mount shows a tree that is no longer served: its pages are ESTALE")
             if hello.generation == scope.generation:
@@ -122,12 +135,12 @@ class Session:
             else:
                 await self._health.changed()
 
-    async def _answer(self, request: int, wanted: wire.Read) -> None:
+    async def _answer(self, nursery: trio.Nursery, request: int, wanted: wire.Read) -> None:
         self.requests += 1
         answer: Iterable[bytes]
         try:
             with trio.fail_after(DEADLINE):
-                answer = await self._read(request, wanted)
+                answer = await self._read(nursery, request, wanted)
         except trio.TooSlowError:
             answer = [wire.error(request, errno_of(StoreTimeout()))]
         except ChromafuseError as exc:
@@ -138,14 +151,59 @@ class Session:
         await self._outbox.send(answer)
         self._slots.release()
 
-    async def _read(self, request: int, wanted: wire.Read) -> Iterable[bytes]:
+    async def _read(
+        self, nursery: trio.Nursery, request: int, wanted: wire.Read
+    ) -> Iterable[bytes]:
         if wanted.size > READ_MAX:
             return [wire.error(request, errno.EINVAL)]
         if wanted.generation != self._generation:
             raise StaleInode(f"generation {wanted.generation} is not served here")
-        page = await self._pages.get(self._scope.page(wanted.inode))
-        # A slice of its own: a view that takes no answers would keep every whole page alive that it asked for.
-        return wire.answer(request, page[wanted.offset : wanted.offset + wanted.size])
+        entry = self._scope.page(wanted.inode)
+        self._look_ahead(nursery, wanted)
+        page = await self._pages.get(entry, self)
+        answer = memoryview(page)[wanted.offset : wanted.offset + wanted.size]
+        # Frames of its own: a view that takes no answers would keep every page alive that it asked for.
+        return list(wire.answer(request, answer))
+
+    def _look_ahead(self, nursery: trio.Nursery, wanted: wire.Read) -> None:
+        """Have sent what will be read next."""
+        if not self._pushing or self._sending >= SENDING or not self._health.up:
+            return
+        ahead = self._readahead.read(wanted.inode, trio.current_time(), again=wanted.again)
+        for inodes, later in ((ahead.around, False), (ahead.later, True)):
+            for batch in self._batches(inodes):
+                self._sending += 1
+                nursery.start_soon(self._send, batch, later)
+
+    def _shown(self, inodes: Sequence[int]) -> Iterator[tuple[int, TreeEntry]]:
+        for inode in inodes:
+            with suppress(StaleInode):  # withdrawn since this tree was published
+                yield inode, self._scope.page(inode)
+
+    def _batches(self, inodes: Sequence[int]) -> Iterator[list[int]]:
+        batch: list[int] = []
+        size = 0
+        for inode in inodes:
+            size += self._scope.view.snapshot.size(inode)
+            if batch and (size > SEND_BYTES or len(batch) == SEND_PAGES):
+                yield batch
+                batch, size = [], self._scope.view.snapshot.size(inode)
+            batch.append(inode)
+        if batch:
+            yield batch
+
+    async def _send(self, inodes: Sequence[int], later: bool) -> None:
+        try:
+            entries = dict(self._shown(inodes))
+            outcomes = await self._pages.get_many(list(entries.values()), self, ahead=later)
+            found = zip(entries, outcomes, strict=True)
+            await self._outbox.send(
+                wire.push((inode, page) for inode, page in found if isinstance(page, bytes))
+            )
+        except Exception:
+            log.exception("pages could not be sent ahead, by a bug")
+        finally:
+            self._sending -= 1
 
     async def _write(self, scope: trio.CancelScope) -> None:
         try:

@@ -14,6 +14,7 @@ import errno
 import logging
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -61,11 +62,11 @@ class _Pending:
 
     size: int
     done: trio.Event = field(default_factory=trio.Event)
-    parts: list[bytes] = field(default_factory=list)
+    parts: list[bytes | memoryview] = field(default_factory=list)
     code: int = 0
     lost: bool = False
 
-    def add(self, part: bytes) -> None:
+    def add(self, part: bytes | memoryview) -> None:
         self.parts.append(part)
         if sum(map(len, self.parts)) > self.size:
             raise ProtocolError(f"more than the {self.size} bytes that were asked for")
@@ -79,11 +80,17 @@ class _Pending:
         self.done.set()
 
 
+Take = Callable[[list[tuple[int, memoryview]]], None]
+
+
 class _Connection:
     """One socket, from HELLO to its end."""
 
     def __init__(self, stream: trio.SocketStream, generation: int) -> None:
         self.generation = generation  # the hub's name for the tree that this view shows
+        self.take: Take | None = (
+            None  # gets what the hub pushes, where it serves the tree shown here
+        )
         self.store_up = True  # until the hub says otherwise
         self._stream = stream
         self._frames: deque[wire.Frame] = deque()
@@ -113,11 +120,11 @@ class _Connection:
             raise ProtocolError("a snapshot longer than announced")
         return greeting, bytes(encoded)
 
-    async def ask(self, inode: int, offset: int, size: int) -> bytes:
+    async def ask(self, inode: int, offset: int, size: int, again: bool) -> bytes | memoryview:
         """Return the answer to one read. Raises Refused, or _LinkLost."""
         request, pending = self._issue(size)
         try:
-            what = wire.Read(self.generation, inode, offset, size)
+            what = wire.Read(self.generation, inode, offset, size, again)
             self._outbox.send_nowait(wire.read(request, what))
             await pending.done.wait()
         finally:
@@ -133,6 +140,10 @@ class _Connection:
         while (frame := await self._next()) is not None:
             if frame.type is wire.Type.STORE:
                 self.store_up = wire.parse_store_state(frame.payload)
+            elif frame.type is wire.Type.PUSH:
+                pages = wire.parse_push(frame.payload)
+                if self.take is not None:
+                    self.take(pages)
             else:
                 self._hand_out(frame)
 
@@ -206,6 +217,7 @@ class Link:
         self._refusal: ProtocolError | None = None
         self._connection: _Connection | None = None
         self._changed = trio.Event()  # set, and replaced, when a connection is ready
+        self._take: Take | None = None
         self._stopped = False
         self._timed_out: dict[int, float] = {}  # inode -> when its failure is forgotten
 
@@ -236,14 +248,22 @@ class Link:
             with trio.CancelScope(shield=True):
                 await connection.close()
 
-    async def read(self, inode: int, offset: int, size: int) -> bytes:
-        """Return `size` bytes of a page. Raises Refused, StoreTimeout, or StoreUnavailable when stopped."""
+    def hand_pushed_to(self, take: Take) -> None:
+        """Give the pages that a hub pushes to `take`, which raises ProtocolError for wrong ones."""
+        self._take = take
+
+    async def read(
+        self, inode: int, offset: int, size: int, *, again: bool = False
+    ) -> bytes | memoryview:
+        """Return `size` bytes of a page, `again` where the kernel had it.
+
+        Raises Refused, StoreTimeout, or StoreUnavailable when stopped."""
         now = trio.current_time()
         if self._timed_out.get(inode, now) > now:
             raise StoreTimeout("the page could not be had a moment ago")
         try:
             with trio.fail_after(self._deadline):
-                return await self._ask_until_answered(inode, offset, size)
+                return await self._ask_until_answered(inode, offset, size, again)
         except trio.TooSlowError:
             self._remember_failure(inode)
             raise StoreTimeout(f"no answer from the hub in {self._deadline:g} s") from None
@@ -255,7 +275,9 @@ class Link:
             self._connection.abandon()
         self._announce()
 
-    async def _ask_until_answered(self, inode: int, offset: int, size: int) -> bytes:
+    async def _ask_until_answered(
+        self, inode: int, offset: int, size: int, again: bool
+    ) -> bytes | memoryview:
         while True:
             changed = self._changed
             if self._stopped:
@@ -264,7 +286,7 @@ class Link:
                 await changed.wait()
                 continue
             try:
-                return await self._connection.ask(inode, offset, size)
+                return await self._connection.ask(inode, offset, size, again)
             except _LinkLost:
                 continue
 
@@ -284,17 +306,21 @@ class Link:
     def _adopt(self, connection: _Connection, greeting: wire.Greeting, encoded: bytes) -> None:
         if self._held is None:
             self._held = Held(wire.decode_snapshot(encoded), greeting.digest)
-            connection.generation = greeting.generation
+            connection.generation, connection.take = greeting.generation, self._hand_on
             self._first.set()
         elif greeting.digest == self._held.digest:
             # What this view may see is the same, so are its inodes; only the hub's number for it changed.
-            connection.generation = greeting.generation
+            connection.generation, connection.take = greeting.generation, self._hand_on
         else:
             log.warning("the hub serves another tree now; this mount keeps its own")
         previous, self._connection = self._connection, connection
         if previous is not None:
             previous.abandon()
         self._announce()
+
+    def _hand_on(self, pages: list[tuple[int, memoryview]]) -> None:
+        if self._take is not None:
+            self._take(pages)
 
     def _announce(self) -> None:
         self._changed.set()

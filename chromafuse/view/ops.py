@@ -39,8 +39,12 @@ _DOTS = 2  # "." and ".." take the first two positions of every listing
 class Reader(Protocol):
     """Where the bytes of a page come from."""
 
-    async def read(self, inode: int, offset: int, size: int) -> bytes:
+    async def read(self, inode: int, offset: int, size: int) -> bytes | memoryview:
         """Return bytes of a page. Raises Refused or another ChromafuseError."""
+        ...
+
+    def listed(self, directory: int) -> None:
+        """Learn that the kernel knows the names in a directory."""
         ...
 
 
@@ -97,6 +101,8 @@ class Operations(pyfuse3.Operations):
         return pyfuse3.FileHandleT(inode)
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        if start_id and not self._control.owns(fh):  # whoever goes on has taken in what came before
+            self._reader.listed(fh)
         for position, name, inode in self._entries(fh, start_id):
             if not pyfuse3.readdir_reply(
                 token, pyfuse3.FileNameT(name), self._attributes(inode), position
@@ -132,7 +138,9 @@ class Operations(pyfuse3.Operations):
 
     # -- bytes
 
-    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+    async def read(  # type: ignore[override] # pyfuse3 takes any buffer
+        self, fh: FileHandleT, off: int, size: int
+    ) -> bytes | memoryview:
         if self._is_directory(fh):
             raise FUSEError(errno.EISDIR)
         if self._control.owns(fh):

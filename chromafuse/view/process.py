@@ -32,6 +32,7 @@ from .control import README_NAME, README_TEXT, ControlFiles, Facts
 from .fast import FAST, STOCK, SWITCHED_OFF, Fast, self_test
 from .link import DEADLINE, Held, Link
 from .ops import Operations
+from .push import Pusher
 from .supervision import HubLink, Supervision
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Process:
         self._supervision = Supervision(options.control_fd)
         self._link = Link(deadline_under_kernel(options.deadline))
         self._ops: Operations | None = None
+        self._pusher: Pusher | None = None
         self._control: ControlFiles | None = None
         self._again = False  # mount once more, in stock mode
         self._end = trio.Event()
@@ -104,7 +106,9 @@ class Process:
         facts = Facts(held.digest, sum(1 for _ in snapshot.pages()), STOCK)
         mtime_ns = snapshot.mtime_ns(pyfuse3.ROOT_INODE)
         self._control = ControlFiles(facts, lambda: self._link.backend_up, owner, mtime_ns)
-        self._ops = Operations(snapshot, self._control, self._link, owner)
+        self._pusher = Pusher(snapshot, self._link)
+        self._link.hand_pushed_to(self._pusher.take)
+        self._ops = Operations(snapshot, self._control, self._pusher, owner)
         gc.collect()
         gc.freeze()  # what is there now stays to the end
         try:
@@ -116,11 +120,13 @@ class Process:
     async def _serve(self, mounted: Mount) -> bool:
         """Serve a mount to its end; say whether to mount again, in stock mode."""
         assert self._ops is not None
+        assert self._pusher is not None
         self._again = False
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._announce, self._ops, mounted)
                 nursery.start_soon(self._ops.drop_written)
+                nursery.start_soon(self._pusher.run)
                 nursery.start_soon(self._unmount_at_end, mounted)
                 await pyfuse3.main(max_tasks=MAX_TASKS)
                 nursery.cancel_scope.cancel()

@@ -53,6 +53,7 @@ class Client:
         self._frames: list[wire.Frame] = []
         self._last = 0
         self.store_states: list[bool] = []
+        self.pushed: list[tuple[int, bytes]] = []
 
     def frame(self) -> wire.Frame | None:
         """Return the next frame, None at the end of the link."""
@@ -95,6 +96,9 @@ class Client:
         while (frame := self.frame()) is not None:
             if frame.type is wire.Type.STORE:
                 self.store_states.append(wire.parse_store_state(frame.payload))
+            elif frame.type is wire.Type.PUSH:
+                pushed = wire.parse_push(frame.payload)
+                self.pushed += [(inode, bytes(page)) for inode, page in pushed]
             elif frame.type is wire.Type.ERROR:
                 return frame.request, wire.parse_error(frame.payload)
             else:
