@@ -57,9 +57,9 @@ bench-peers: .venv/.installed ## install what the bench compares with besides: M
 	$(BIN)/python -m bench.peers
 
 .PHONY: bench-docs
-bench-docs: system-bench device bench-peers ## measure everything again for docs/bench.json, draw docs/bench.svg
+bench-docs: system-bench device bench-peers ## measure everything again for the docs, write its tables and picture
 	$(BIN)/python -m bench all --json docs/bench.json
-	$(BIN)/python -m bench picture docs/bench.json docs/bench.svg
+	$(BIN)/python -m bench docs .
 
 .PHONY: venv
 venv: system-run .venv/.installed ## make .venv and nothing else

@@ -4,7 +4,7 @@ python -m bench --list                       the questions
 python -m bench warm first                   two of them, on the real corpora where they are present
 python -m bench all --json docs/bench.json   all of them; tables of the same question are replaced in the file
 python -m bench show docs/bench.json         print what a file holds, and which targets it meets
-python -m bench picture docs/bench.json docs/bench.svg
+python -m bench docs .                       docs/bench.json goes into its picture and the texts
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from . import corpus, memory, mounted, picture, questions, results, rivals, targets
+from . import corpus, markdown, memory, mounted, picture, questions, results, rivals, targets, usage
 from .lab import Lab
 from .results import Table
 from .workplace import workplace
@@ -72,9 +72,8 @@ def main(argv: Sequence[str]) -> int:
             print(f"{name:12}{text}")
     elif args.questions[0] == "show":
         _show(json.loads(Path(args.questions[1]).read_text()))
-    elif args.questions[0] == "picture":
-        source, target = map(Path, args.questions[1:])
-        target.write_text(picture.draw(json.loads(source.read_text())))
+    elif args.questions[0] == "docs":
+        _write_docs(Path(args.questions[1]))
     else:
         document = measure(args.questions, args.pages, args.rounds, args.json)
         _show(document)
@@ -101,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Words(argparse.Action):
-    """Checks the words: questions, or `show FILE`, or `picture FILE SVG`."""
+    """Checks the words: questions, or `show FILE`, or `docs DIRECTORY`."""
 
     def __call__(
         self,
@@ -111,11 +110,10 @@ class _Words(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         words = list(values)
-        takes = {"show": 2, "picture": 3}
         unknown = [word for word in words if word not in _NAMES and word != "all"]
-        if words and words[0] in takes:
-            if len(words) != takes[words[0]]:
-                parser.error(f"{words[0]} takes {takes[words[0]] - 1} file names")
+        if words and words[0] in ("show", "docs"):
+            if len(words) != 2:
+                parser.error(f"{words[0]} takes one name")
         elif unknown:
             parser.error(f"no question {unknown[0]!r}; --list names them")
         # With nothing named, the question that needs no peers and little time.
@@ -152,7 +150,8 @@ def measure(
             mounted.settle_in(root)
             lab = Lab(root, stack, wanted, rounds)
             for name in some:
-                table = results.to_json(QUESTIONS[name].ask(lab))
+                busy = round(usage.busy_share(), 2)
+                table = results.to_json(replace(QUESTIONS[name].ask(lab), busy=busy))
                 document = results.merge(document, {"tables": [table]})
                 _keep(kept, {"machine": machine(), "tables": [table]})
     if MEMORY in names:
@@ -193,6 +192,14 @@ def _version(tool: str) -> str:
         return "absent"
     found = re.search(r"\d+(\.\d+)+", said.stdout)
     return found[0] if found else "unknown"
+
+
+def _write_docs(root: Path) -> None:
+    docs = root / "docs"
+    document = json.loads((docs / "bench.json").read_text())
+    (docs / "bench.svg").write_text(picture.draw(document))
+    for path in (docs / "PERFORMANCE.md", root / "README.md"):
+        path.write_text(markdown.fill(path.read_text(), document))
 
 
 def _show(document: Mapping[str, Any]) -> None:

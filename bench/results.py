@@ -17,6 +17,7 @@ from .measure import Run, median_ms, median_ratio
 from .usage import Usage
 
 FORMAT = 1
+_QUIET = 0.05  # share of the CPU that others may use without a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Table:
     rows: list[Row] = field(default_factory=list)
     missing: list[tuple[str, str]] = field(default_factory=list)
     repeated: dict[str, int] = field(default_factory=dict)  # work -> rounds that were disturbed
+    busy: float = 0.0  # share of the machine's CPU that others used just before
 
     def row(self, work: str, contender: str) -> Row | None:
         """Return a row, or None where it is missing."""
@@ -65,7 +67,7 @@ def rows_of(work: str, runs: Mapping[str, Sequence[Run]], bases: Sequence[str]) 
     for contender, all_of in runs.items():
         if not all_of:
             continue
-        costs = [one.usage for one in all_of if one.usage is not None]
+        used = [one.usage for one in all_of if one.usage is not None]
         lines = all_of[0].lines
         rows.append(
             Row(
@@ -75,7 +77,7 @@ def rows_of(work: str, runs: Mapping[str, Sequence[Run]], bases: Sequence[str]) 
                 [round(one.seconds * 1000, 2) for one in all_of],
                 {base: _round(median_ratio(all_of, runs[base])) for base in present},
                 lines,
-                usage.median(costs) if costs else None,
+                usage.median(used) if used else None,
                 "" if lines == expected else f"printed {lines:,} lines, not {expected:,}",
             )
         )
@@ -131,7 +133,8 @@ def from_json(found: Mapping[str, Any]) -> Table:
 def grid(table: Table) -> Grid:
     """Return the table for a terminal."""
     title = f"{table.title}; {table.files:,} files, {table.size >> 20} MB, {table.corpus}; "
-    result = Grid(title=title + f"medians of {table.rounds}", title_justify="left")
+    busy = f"; others used {table.busy:.0%} of the CPU" if table.busy >= _QUIET else ""
+    result = Grid(title=f"{title}medians of {table.rounds}{busy}", title_justify="left")
     result.add_column("work")
     result.add_column("on")
     headings = ["ms", *(f"/ {base}" for base in table.bases)]
@@ -145,7 +148,7 @@ def grid(table: Table) -> Grid:
             row.contender + (f" ({row.note})" if row.note else ""),
             f"{row.ms:,.1f}",
             *("" if ratio is None else times(ratio) for ratio in ratios),
-            *_costs(row.used),
+            *costs(row.used),
         )
     for work, rounds in table.repeated.items():
         result.add_row(f"[dim]{work}[/dim]", f"[dim]{rounds} rounds disturbed and repeated[/dim]")
@@ -159,7 +162,8 @@ def times(ratio: float) -> str:
     return f"{ratio:,.2f}" if ratio >= 0.1 else f"1/{1 / ratio:,.0f}"
 
 
-def _costs(used: Usage | None) -> list[str]:
+def costs(used: Usage | None) -> list[str]:
+    """Return the five cells of what a run cost, empty where nothing of ours was mounted."""
     if used is None:
         return [""] * 5
     cpu = (used.cpu_view, used.cpu_hub, used.cpu_store)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -67,6 +68,22 @@ def cpu_seconds(pid: int) -> float:
     """Return the CPU time a process has used, without its children; 0 when it is gone."""
     found = _stat(pid)
     return (int(found[11]) + int(found[12])) * _TICK if found else 0.0
+
+
+def busy_share(seconds: float = 1.0) -> float:
+    """Wait; return the share of all CPUs that was in use meanwhile, by others than this process."""
+    busy, total = _cpu_of_machine()
+    time.sleep(seconds)
+    busy_after, total_after = _cpu_of_machine()
+    return (busy_after - busy) / max(total_after - total, 1)
+
+
+def _cpu_of_machine() -> tuple[int, int]:
+    """Return the ticks of all CPUs so far: in use (stolen ones too), and all of them; see proc_stat(5)."""
+    with open("/proc/stat", encoding="ascii") as stat:
+        ticks = [int(word) for word in stat.readline().split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle, sum(ticks)
 
 
 def descendants(pid: int) -> list[int]:

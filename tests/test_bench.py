@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from bench import __main__ as command
-from bench import corpus, measure, picture, results, targets, usage, workplace
+from bench import corpus, markdown, measure, picture, results, targets, usage, workplace
 from bench.hosts import plainform
 from bench.hosts.naive import ChromaFiles
 from bench.measure import Failed, Interleaving, Run
@@ -156,6 +156,11 @@ def test_a_reading_takes_the_store_from_the_hub_or_the_server() -> None:
             busy.kill()
 
 
+def test_the_share_of_others_is_a_share() -> None:
+    """How busy the machine is lies between nothing and everything."""
+    assert 0 <= usage.busy_share(0.05) <= 1
+
+
 # -- tables
 
 
@@ -182,6 +187,7 @@ TABLE = Table(
     ],
     [("rg", "no rg here")],
     {"grep -r": 2},
+    0.34,
 )
 
 
@@ -252,7 +258,7 @@ def printed(grid: Any) -> list[str]:
 def test_the_printed_table() -> None:
     """The whole table as a person sees it."""
     assert printed(results.grid(TABLE)) == [
-        "again; 20 files, 3 MB, generated pages (seed 1); medians of 2",
+        "again; 20 files, 3 MB, generated pages (seed 1); medians of 2; others used 34% of the CPU",
         "| work | on | ms | / plain copy | / plain script | requests | to hub | fetches | MB fetched "
         "| CPU ms view / hub / store |",
         "| grep -r | plain copy | 10.0 | 1.00 | | | | | | |",
@@ -281,6 +287,35 @@ def test_targets_are_met_missed_or_not_measured() -> None:
         "memory: private, view, 4,000 pages": ("12.5 MB", False),
     }
     assert {one for one in found.values() if one[1] is None} == {("not measured", None)}
+
+
+def test_tables_go_into_texts_where_they_belong() -> None:
+    """A marked place gets its table, what stands around it stays, and doing it again changes nothing."""
+    document = {"machine": {"cores": "2"}, "memory": [], "tables": [results.to_json(TABLE)]}
+    text = "Before.\n<!-- bench: warm -->\nold\n<!-- end -->\nAfter. <!-- other -->\n"
+    text += "<!-- bench: machine -->\n<!-- end -->\n<!-- bench: warm 20 -->\n<!-- end -->\n"
+    table = (
+        "20 files, 3 MB, generated pages (seed 1), medians of 2; others used 34% of the CPU when it began."
+        "\n\n| | on | ms | / plain copy | / plain script | requests | to hub | fetches | MB |"
+        " CPU ms: view / hub / store |\n"
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| `grep -r` | plain copy | 10.0 | 1.00 | | | | | | |\n"
+        "| | chromafuse; printed 4 lines, not 5 | 11.0 | 1.10 | 1/100 | 1,234 | 20 | 3 | 2.0 |"
+        " 500 / 250 / 125 |\n"
+        "\nLeft out: rg: no rg here.\n"
+    )
+    filled = markdown.fill(text, document)
+    assert filled.replace("|  |", "| |").replace("|  |", "| |") == (
+        f"Before.\n<!-- bench: warm -->\n{table}<!-- end -->\nAfter. <!-- other -->\n"
+        f"<!-- bench: machine -->\ncores 2\n<!-- end -->\n<!-- bench: warm 20 -->\n{table}<!-- end -->\n"
+    )
+    assert markdown.fill(filled, document) == filled
+
+
+def test_a_place_without_a_table_is_an_error() -> None:
+    """A text that asks for a question that was not measured is not filled with nothing."""
+    with pytest.raises(KeyError, match="cold"):
+        markdown.fill("<!-- bench: cold -->\n<!-- end -->\n", {"tables": []})
 
 
 # -- the picture
@@ -359,8 +394,8 @@ def test_the_command_line() -> None:
     ("argv", "says"),
     [
         (["hot"], "no question 'hot'; --list names them"),
-        (["picture", "a"], "picture takes 2 file names"),
-        (["show"], "show takes 1 file names"),
+        (["docs", "a", "b"], "docs takes one name"),
+        (["show"], "show takes one name"),
         (["--pages", "0"], "argument --pages: '0' is no number of pages"),
         (["--pages", "many"], "argument --pages: 'many' is no number of pages"),
         (["--rounds", "0"], "argument --rounds: '0' is no number of rounds"),
