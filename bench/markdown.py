@@ -1,7 +1,7 @@
 """The tables of the docs, written from a file of results into the texts. Pure: text in, text out.
 
 A text has `<!-- bench: NAME -->` where the table of a question, of real pages, belongs, `<!-- bench: NAME 60000
--->` for that of generated ones, or `targets`, `memory`, `machine`; `<!-- end -->` closes it.
+-->` for that of generated ones, or `summary`, `targets`, `memory`, `machine`; `<!-- end -->` closes it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import results, targets
+from . import picture, results, targets
+from .questions import COPY, FAST
 from .results import Table
 
+_AGAIN, _HUB, _COLD = "again", "first; pages in the hub", "first; nothing cached anywhere"
+_SUMMARY = (
+    *((_AGAIN, "warm", work) for work in ("grep -r", "rg", "find", "ls -lR", "tar c | cat")),
+    *((_HUB, "first", work) for work in ("grep -r", "rg")),
+    *((_COLD, "cold", work) for work in ("grep -r", "rg")),
+)
 _PLACE = re.compile(r"(<!-- bench: ([a-z-]+)(?: (\d+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -32,6 +39,8 @@ def _part(
 ) -> str:
     if name == "targets":
         return _targets(tables, document)
+    if name == "summary":
+        return _summary(results.main_tables(tables))
     if name == "memory":
         return _memory(document["memory"])
     if name == "machine":
@@ -69,6 +78,23 @@ def _table(table: Table) -> str:
         + "".join(lines)
         + left_out
     )
+
+
+def _summary(tables: Mapping[str, Table]) -> str:
+    """Return the short table of the README: our mount beside the copy."""
+    lines = [
+        _line(["", "mount", "plain copy", "ratio", "requests to the view"]),
+        _line(["---", *["---:"] * 4]),
+    ]
+    for words, question, work in _SUMMARY:
+        table = tables[question]
+        row, base = table.row(work, FAST), table.row(work, COPY)
+        if row is None or base is None:
+            continue
+        times = [picture.time(row.ms), picture.time(base.ms), results.times(row.ratios[COPY])]
+        requests = f"{row.used.requests:,.0f}" if row.used else ""
+        lines.append(_line([f"`{work}`, {words}", *times, requests]))
+    return "".join(lines)
 
 
 def _targets(tables: Sequence[Table], document: Mapping[str, Any]) -> str:

@@ -312,6 +312,27 @@ def test_tables_go_into_texts_where_they_belong() -> None:
     assert markdown.fill(filled, document) == filled
 
 
+def test_the_summary_sets_the_mount_beside_the_copy() -> None:
+    """The README's table has our mount, the copy, their ratio and the requests, in people's units."""
+
+    def table(question: str, ms: float) -> dict[str, Any]:
+        rows = [
+            Row("rg", "plain copy", 50.0, [50.0], {"plain copy": 1.0}, 1),
+            Row("rg", "chromafuse", ms, [ms], {"plain copy": ms / 50}, 1, Usage(1200)),
+        ]
+        return results.to_json(Table(question, "", "2 sites", 9, 9, 1, ["plain copy"], rows))
+
+    document = {"tables": [table("warm", 55.0), table("first", 150.0), table("cold", 1500.0)]}
+    filled = markdown.fill("<!-- bench: summary -->\n<!-- end -->", document)
+    assert filled.splitlines()[1:-1] == [
+        "|  | mount | plain copy | ratio | requests to the view |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| `rg`, again | 55 ms | 50 ms | 1.10 | 1,200 |",
+        "| `rg`, first; pages in the hub | 150 ms | 50 ms | 3.00 | 1,200 |",
+        "| `rg`, first; nothing cached anywhere | 1.5 s | 50 ms | 30.00 | 1,200 |",
+    ]
+
+
 def test_a_place_without_a_table_is_an_error() -> None:
     """A text that asks for a question that was not measured is not filled with nothing."""
     with pytest.raises(KeyError, match="cold"):
