@@ -43,6 +43,10 @@ PURE = (
     "chromafuse.wire",
     "chromafuse.search.needs",
     "chromafuse.search.plan",
+    "chromafuse.search.perl_regex",
+    "chromafuse.search.ripgrep",
+    "chromafuse.search.ripgrep_options",
+    "chromafuse.search.rust_regex",
 )
 # What a pure module may use besides ours: encoding, digests, arithmetic. No clock, no file, no socket.
 PURE_LIBRARIES = {
