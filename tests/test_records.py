@@ -16,7 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chromafuse.errors import RecordDamaged, UnknownFormat
-from chromafuse.model.access import PUBLIC, Access
+from chromafuse.model import records
+from chromafuse.model.access import AUTHENTICATED, PUBLIC, Access
 from chromafuse.model.names import sort_key
 from chromafuse.model.records import (
     BINARY_CHUNK,
@@ -24,6 +25,8 @@ from chromafuse.model.records import (
     CHUNK_TARGET,
     MTIME_UNKNOWN,
     PART_SIZE,
+    TREE_PIECE,
+    PathTree,
     Root,
     TreeEntry,
     assemble,
@@ -223,6 +226,50 @@ def test_what_is_no_tree_is_damaged(canonical: bytes) -> None:
     """A tree that is no JSON object is RecordDamaged as a whole, never an empty tree."""
     with pytest.raises(RecordDamaged):
         decode_tree(canonical, 1)
+
+
+odd_keys = st.text(alphabet='a},"\\{é', max_size=4)
+odd_records = st.sampled_from(
+    [
+        GOOD,
+        {**GOOD, "groups": ["},", '},"']},
+        {**GOOD, "x": {"y": {}}},
+        {"x": {}, **GOOD},
+        {"v": 1},
+        "},",
+    ]
+)
+odd_pairs = st.lists(st.tuples(odd_keys, odd_records), max_size=8)
+
+
+@given(pairs=odd_pairs, ordered=st.booleans(), end=st.sampled_from([b"}", b"},", b"", b"}}"]))
+def test_a_tree_in_pieces_is_the_tree(
+    pairs: list[tuple[str, Any]], ordered: bool, end: bytes
+) -> None:
+    """Wherever a tree is cut to be read, and whatever is in it, the outcome is that of one piece."""
+    if ordered:
+        pairs = sorted(dict(pairs).items())
+    members = [orjson.dumps(key) + b":" + orjson.dumps(record) for key, record in pairs]
+    canonical = b"{" + b",".join(members) + end
+
+    def outcome(piece: int) -> PathTree | str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(records, "TREE_PIECE", piece)
+            try:
+                return decode_tree(canonical, 1)
+            except RecordDamaged as exc:
+                return str(exc)
+
+    assert outcome(1) == outcome(100) == outcome(1 << 20)
+
+
+def test_a_path_that_is_there_twice_is_there_once() -> None:
+    """The last record of a path counts, also where the two are far apart."""
+    hidden = {**GOOD, "isPublic": False}
+    filler = {f"b/{number:05}": GOOD for number in range(2 * TREE_PIECE // 80)}
+    canonical = orjson.dumps({"a": GOOD, **filler})[:-1] + b',"a":' + orjson.dumps(hidden) + b"}"
+    found = {entry.path: entry.access for entry in decode_tree(canonical, 1).entries}
+    assert found == {"a": AUTHENTICATED, **dict.fromkeys(filler, PUBLIC)}
 
 
 # -- parts and root ------------------------------------------------------------------------------------

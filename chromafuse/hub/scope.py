@@ -17,7 +17,7 @@ from ..model.snapshot import View, build
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What one identity sees of one tree: its view, encoded once, and the digest of what is visible.
+    """What one identity sees of one tree: its view, and the digest of what is visible.
 
     `still_shown` holds the paths that the published tree shows, where that is another one: a page must be
     visible in both, or a restart of the hub would hand out what was withdrawn before it.
@@ -25,7 +25,6 @@ class Scope:
 
     identity: Identity
     view: View
-    encoded: bytes
     digest: bytes
     still_shown: frozenset[str] | None = None
 
@@ -37,7 +36,12 @@ class Scope:
         versions = b"".join(entry.version for entry in view.entries if entry is not None)
         digest = wire.snapshot_digest(encoded, versions)
         shown = None if newer is None else frozenset(e.path for e in newer.visible(identity))
-        return cls(identity, view, encoded, digest, shown)
+        return cls(identity, view, digest, shown)
+
+    @property
+    def encoded(self) -> bytes:
+        """The snapshot for the view, made when it is asked for: a view takes it once, at its start."""
+        return wire.encode_snapshot(self.view.snapshot)
 
     @property
     def generation(self) -> int:

@@ -86,6 +86,8 @@ def decode_access(record: dict[str, Any]) -> Access:
     Groups without `isPublic` are an entry with groups: groups beat public, present or absent.
     """
     public = record.get("isPublic")
+    if "groups" not in record and (public is True or public is False):  # nearly every page
+        return PUBLIC if public else AUTHENTICATED
     groups = record.get("groups", [])
     if "isPublic" in record and not isinstance(public, bool):
         return Access(malformed=f"isPublic is {type(public).__name__}, not a boolean")

@@ -16,6 +16,8 @@ def problem_of(path: str) -> str:
         raw = path.encode()
     except UnicodeEncodeError:
         return "not valid UTF-8"
+    if _is_plain(raw):
+        return ""
     if not raw:
         return "an empty path"
     if b"\0" in raw:
@@ -30,6 +32,18 @@ def problem_of(path: str) -> str:
         if name.startswith(CONTROL.encode()):
             return f"a reserved name ({CONTROL}…)"
     return ""
+
+
+def _is_plain(raw: bytes) -> bool:
+    """Say of most paths, without taking them apart, that they can be shown; of others nothing."""
+    return (
+        0 < len(raw) <= NAME_MAX
+        and not raw.startswith((b"/", b"."))
+        and not raw.endswith(b"/")
+        and b"//" not in raw
+        and b"/." not in raw
+        and b"\0" not in raw
+    )
 
 
 def sort_key(path: str) -> bytes:

@@ -22,6 +22,7 @@ import base64
 import binascii
 import hashlib
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,8 +45,11 @@ CHUNK_MAX = 16_000  # bytes of UTF-8; Chroma Cloud refuses documents over 16,384
 BINARY_CHUNK = 12_000  # raw bytes; 16,000 characters of base64
 PART_SIZE = 16_000  # characters of base64 in one part of a tree
 TREE_MAX = 1 << 30  # bytes of canonical JSON; a bound against decompression bombs
+TREE_PIECE = 64 << 10  # bytes of canonical JSON that are decoded at once
 PARTS_MAX = 100_000  # TREE_MAX that does not compress at all, in base64, is below 90,000
 _INT64 = 1 << 63
+_VERSION = re.compile("[0-9a-f]{32}")
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,54 +219,89 @@ def decode_tree(canonical: bytes, generation: int) -> PathTree:
     the whole is no JSON object.
     """
     try:
+        entries, problems = _read_entries(_piecewise(canonical))
+    except (orjson.JSONDecodeError, _NotCanonical):
+        entries, problems = _read_entries(_whole(canonical))
+    entries.sort(key=lambda entry: names.sort_key(entry.path))
+    digest = hashlib.sha256(canonical).hexdigest()
+    return PathTree(generation, digest, tuple(entries), tuple(problems))
+
+
+class _NotCanonical(Exception):
+    """The JSON is not as `encode_tree` writes it."""
+
+
+def _piecewise(canonical: bytes) -> Iterator[tuple[str, Any]]:
+    """Yield (path, record) without ever having more than one piece of the tree as JSON objects.
+
+    All objects of 100,000 pages at once are 130 MB, and leave holes between the entries when they go. A piece
+    ends where a record does. A cut at the wrong place, in a string or behind a deeper object, leaves a piece
+    that is not JSON. As paths ascend, none is there twice, which is for the JSON parser to decide.
+    """
+    start = 1
+    latest: str | None = None
+    while True:
+        cut_at = canonical.find(b'},"', start + TREE_PIECE)
+        if cut_at < 0:
+            piece = orjson.loads(canonical if start == 1 else b"{" + canonical[start:])
+        else:
+            piece = orjson.loads(b"{" + canonical[start : cut_at + 1] + b"}")
+        if not isinstance(piece, dict):
+            raise _NotCanonical
+        for path, record in piece.items():
+            if latest is not None and path <= latest:
+                raise _NotCanonical
+            latest = path
+            yield path, record
+        if cut_at < 0:
+            return
+        start = cut_at + len("},")
+
+
+def _whole(canonical: bytes) -> Iterator[tuple[str, Any]]:
+    try:
         tree = orjson.loads(canonical)
     except orjson.JSONDecodeError as exc:
         raise RecordDamaged(f"the path tree is not JSON: {exc}") from exc
     if not isinstance(tree, dict):
         raise RecordDamaged(f"the path tree is a JSON {type(tree).__name__}, not an object")
+    yield from tree.items()
+
+
+def _read_entries(
+    records: Iterable[tuple[str, Any]],
+) -> tuple[list[TreeEntry], list[tuple[str, str]]]:
     entries, problems = [], []
     shared: dict[access.Access, access.Access] = {}  # a site has few distinct accesses
-    for path, record in tree.items():
+    for path, record in records:
         why = names.problem_of(path) or _entry_problem(record)
         if why:
             problems.append((path, why))
             continue
         granted = access.decode_access(record)
-        granted = shared.setdefault(granted, granted)
-        entries.append(
-            TreeEntry(
-                path,
-                granted,
-                bytes.fromhex(record["v"]),
-                record["n"],
-                record["size"],
-                record["mtime"] or MTIME_UNKNOWN,
-            )
-        )
-    entries.sort(key=lambda entry: names.sort_key(entry.path))
-    digest = hashlib.sha256(canonical).hexdigest()
-    return PathTree(generation, digest, tuple(entries), tuple(problems))
+        if granted.groups or granted.malformed:
+            granted = shared.setdefault(granted, granted)
+        version = bytes.fromhex(record["v"])
+        mtime_ns = record["mtime"] or MTIME_UNKNOWN
+        entries.append(TreeEntry(path, granted, version, record["n"], record["size"], mtime_ns))
+    return entries, problems
 
 
 def _entry_problem(record: Any) -> str:
     if not isinstance(record, dict):
         return f"its record is a JSON {type(record).__name__}, not an object"
     version = record.get("v")
-    if not isinstance(version, str) or len(version) != 32 or not _is_hex(version):
+    if not isinstance(version, str) or not _VERSION.fullmatch(version):
         return "its page version is not 32 hex digits"
     for key in ("n", "size", "mtime"):
         value = record.get(key)
         if type(value) is not int or not -_INT64 <= value < _INT64:
             return f"its {key} is not an integer"
-        if key != "mtime" and value < 0:
+        if value < 0 and key != "mtime":
             return f"its {key} is negative"
     if (record["n"] == 0) != (record["size"] == 0) or record["n"] > record["size"]:
         return f"its {record['n']} chunks cannot hold {record['size']} bytes"
     return ""
-
-
-def _is_hex(text: str) -> bool:
-    return all(char in "0123456789abcdef" for char in text)
 
 
 def split_tree(canonical: bytes) -> tuple[list[str], str]:
@@ -350,7 +389,7 @@ def decode_root(document: str) -> Root:
         embedding=_field(embedding, "name", str),
         dimension=_field(embedding, "dimension", int),
     )
-    if len(root.sha256) != 64 or not _is_hex(root.sha256):
+    if not _DIGEST.fullmatch(root.sha256):
         raise RecordDamaged(f"the record {ROOT_ID} holds no sha256")
     sane = 1 <= root.parts <= min(root.size, PARTS_MAX) and root.size <= TREE_MAX
     if not sane or not 1 <= root.generation < _INT64:

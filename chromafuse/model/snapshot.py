@@ -12,7 +12,8 @@ between tasks of one thread.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -45,7 +46,6 @@ class Snapshot:
     name_ends: array[int]  # 'I', offsets into blob
     blob: bytes
     _children: dict[int, array[int]] = field(default_factory=dict, compare=False, repr=False)
-    _tables: dict[int, dict[bytes, int]] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         """Return the number of nodes, directories and the root included."""
@@ -86,11 +86,9 @@ class Snapshot:
 
     def lookup(self, inode: int, name: bytes) -> int:
         """Return the inode of `name` in directory `inode`, or 0 where there is none."""
-        table = self._tables.get(inode)
-        if table is None:
-            table = {self.name(child): child for child in self.child_inodes(inode)}
-            self._tables[inode] = table
-        return table.get(name, 0)
+        inodes = self.child_inodes(inode)
+        at = bisect_left(inodes, name, key=self.name)
+        return inodes[at] if at < len(inodes) and self.name(inodes[at]) == name else 0
 
     def children(self, inode: int, after: int = 0) -> Iterator[Child]:
         """Yield the dentries of directory `inode` whose slots come after `after`, in order."""
@@ -145,17 +143,22 @@ def build(generation: int, visible: Sequence[TreeEntry]) -> View:
 
 def resolve_collisions(
     visible: Sequence[TreeEntry],
-) -> tuple[list[tuple[bytes, TreeEntry]], tuple[tuple[str, str], ...]]:
+) -> tuple[Iterable[tuple[bytes, TreeEntry]], tuple[tuple[str, str], ...]]:
     """Give each entry the path that it is shown under: (path with NUL for slash, entry), in order.
 
     A page and a directory of exactly one name are both shown: the page becomes `name~page`, and once more
     `~page` where that is taken. Of two entries with one key the first is shown.
     """
-    keyed = [(names.sort_key(entry.path), entry) for entry in visible]
-    shown = [pair for i, pair in enumerate(keyed) if i == 0 or pair[0] != keyed[i - 1][0]]
+    keys = (names.sort_key(entry.path) for entry in visible)
+    keyed = ((names.sort_key(entry.path), entry) for entry in visible)
+    if not any(
+        after.startswith(key) and after[len(key) : len(key) + 1] in (b"", b"\0")
+        for key, after in pairwise(keys)
+    ):
+        return keyed, ()  # as nearly always; a list of all would be 14 MB for 100,000 pages
+    listed = list(keyed)
+    shown = listed[:1] + [after for before, after in pairwise(listed) if before[0] != after[0]]
     colliding = {key for (key, _), (after, _) in pairwise(shown) if after.startswith(key + b"\0")}
-    if not colliding:
-        return shown, ()
     return _rename(shown, colliding)
 
 
@@ -192,13 +195,20 @@ class _Builder:
         self._parents, self._ends, self._name_ends = array("I"), array("I"), array("I")
         self._sizes, self._mtimes = array("Q"), array("q")
         self._blob = bytearray()
-        self._open: list[
-            tuple[bytes, int]
-        ] = []  # (name, node) of the directories we are in, root first
+        # (name, node) of the directories we are in, root first; and their names with a NUL behind each.
+        self._open: list[tuple[bytes, int]] = []
+        self._prefix = b""
         self._enter(b"")
 
     def add(self, path: bytes, entry: TreeEntry) -> None:
-        *directories, name = path.split(b"\0")
+        name_at = path.rfind(b"\0") + 1
+        if path[:name_at] != self._prefix:
+            self._go_to(path[:name_at])
+        self._node(path[name_at:], entry.size, entry.mtime_ns, entry)
+        self._ends[-1] = len(self._ends)
+
+    def _go_to(self, prefix: bytes) -> None:
+        directories = prefix.split(b"\0")[:-1]
         depth = 0
         while (
             depth < len(directories)
@@ -209,8 +219,7 @@ class _Builder:
         self._leave_to(depth + 1)
         for directory in directories[depth:]:
             self._enter(directory)
-        self._node(name, entry.size, entry.mtime_ns, entry)
-        self._ends[-1] = len(self._ends)
+        self._prefix = prefix
 
     def finish(self, generation: int) -> Snapshot:
         self._leave_to(0)
