@@ -145,18 +145,20 @@ def main() -> None:
     """Build one index for the hub at the other end."""
     os.nice(_NICENESS)
     pipe = Pipe(socket.socket(fileno=os.dup(0)))
-    try:
+    with contextlib.suppress(_HubGone):
         where = json.loads(pipe.receive())
         versions = pipe.receive()
         live = [versions[at : at + VERSION] for at in range(0, len(versions), VERSION)]
-        directory, key = Path(where["directory"]), where["key"]
+        _serve(pipe, Path(where["directory"]), where["key"], live)
+
+
+def _serve(pipe: Pipe, directory: Path, key: str, live: list[bytes]) -> None:
+    try:
         _locked(pipe, directory / f"{key}.lock")
         build(pipe, directory, key, live)
-    except _HubGone:
-        pass
     except (OSError, sqlite3.Error) as exc:
-        with contextlib.suppress(_HubGone):
-            pipe.tell(failed=str(exc))
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        pipe.tell(failed=f"{directory}: {why}")
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ class Indexing:
         self._load = load
         self._activity = activity
         self._delay = delay
+        self._warned = False
         self._wake = trio.Event()
         self._changed = trio.Event()
 
@@ -157,7 +158,7 @@ class Indexing:
             index.close()
             return
         self._drop()
-        self.index, self.error = index, ""
+        self.index, self.error, self._warned = index, "", False
         self._enter("ready")
 
     async def _is_due(self) -> bool:
@@ -265,10 +266,9 @@ class Indexing:
         self._changed = trio.Event()
 
     def _complain(self, why: str) -> None:
-        """Warn, once for a cause that stays."""
-        if why != self.error:
-            log.warning("%s", why)
-        self.error = why
+        """Warn, once until there is an index again."""
+        log.log(logging.INFO if self._warned else logging.WARNING, "%s", why)
+        self._warned, self.error = True, why
 
 
 class _Builder:
