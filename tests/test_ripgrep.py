@@ -11,7 +11,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from hypothesis import strategies as st
 
+from chromafuse.search.needs import Need
 from chromafuse.search.plan import Plain, Plan, Request, Send
 from chromafuse.search.ripgrep import plan
 from chromafuse.search.ripgrep_options import LONG, SHORT, Option, Run
@@ -80,6 +82,166 @@ def test_no_file_that_matches_is_left_out(tmp_path: Path) -> None:
                 filtered += isinstance(made, Plan)
     reached = f"{tried} cases, {filterable} filterable, {filtered} filtered"
     assert filtered >= filterable / 2 >= tried / 8, reached
+
+
+# -- the words
+
+ANY_WORD = st.one_of(
+    st.binary(max_size=12),
+    st.sampled_from(sorted({**LONG, **SHORT})).map(
+        lambda name: b"-" * (1 + (len(name) > 1)) + name
+    ),
+    st.sampled_from(
+        [b"--", b"-", b"-e", b"-f", b"-ie", b"-nA3", b"--color=always", b"-uu", b"(?i)a{2}"]
+    ),
+    st.text(alphabet="ab[](){}|*+?.\\^$-&~:<>=!i,0P", max_size=20).map(str.encode),
+)
+
+
+@hypothesis.given(words=st.lists(ANY_WORD, max_size=7).map(tuple), content=st.binary(max_size=30))
+def test_any_words_are_planned_or_left_alone(words: tuple[bytes, ...], content: bytes) -> None:
+    """Whatever the words, there is an answer, and a plan adds nothing of its own but what it must."""
+    made = plan(Request("rg", words))
+    if isinstance(made, Send):
+        assert all(words[at].endswith(path) for at, path in made.words)
+        made = plan(Request("rg", words, {}, {at: content for at, _ in made.words}))
+    if isinstance(made, Plan):
+        assert made.needs
+        assert all(need.clauses and all(map(all, need.clauses)) for need in made.needs)
+        assert set(made.operands) <= set(words)
+        ours = {b"--files", b"--null", b"--no-mmap"}
+        given = b"\0".join(words)
+        for word in {*made.options, *(made.enumerate or ())} - ours:
+            assert word.removeprefix(b"--regexp=").lstrip(b"-") in given
+
+
+INSTALL = (Need((frozenset(["install"]),)),)
+
+
+def test_a_command_line_becomes_a_listing_and_a_search() -> None:
+    """Each option goes to the run that it belongs to, as it was given; the rest stays in order."""
+    words = (
+        "-nig*.md",
+        "install",
+        "-A",
+        "2",
+        "--type=md",
+        "docs",
+        "--sort",
+        "path",
+        "-u",
+        "--",
+        "-x",
+    )
+    assert planned(*words) == Plan(
+        needs=(Need((frozenset(["install"]),), fold=True),),
+        options=(
+            *(b"-n", b"-i", b"-A", b"2", b"--sort", b"path", b"--no-mmap"),
+            b"--regexp=install",
+        ),
+        operands=(b"docs", b"-x"),
+        recursive=True,
+        prefix=b"-H",
+        enumerate=(b"--files", b"--null", b"-g*.md", b"--type=md", b"--sort", b"path", b"-u"),
+        plain_on_nul=True,
+    )
+
+
+@pytest.mark.parametrize("option", ["-H", "-I", "--with-filename", "--no-filename"])
+def test_names_are_shown_as_the_user_wants(option: str) -> None:
+    """A word about file names leaves no room for ours."""
+    made = planned(option, "install")
+    assert isinstance(made, Plan)
+    assert made.prefix == b""
+
+
+def test_patterns_are_read_from_a_file_once_it_is_sent() -> None:
+    """-f asks for the file's content, which is then part of the needs; the option itself stays."""
+    words = (b"-nf", b"patterns", b"-e", b"install", b"docs")
+    assert plan(Request("rg", words)) == Send(((1, b"patterns"),))
+    made = plan(Request("rg", words, {}, {1: b"one\r\ntwo"}))
+    assert isinstance(made, Plan)
+    assert made.needs == tuple(Need((frozenset([w]),)) for w in ("install", "one", "two"))
+    assert (made.options, made.operands) == (
+        (b"-n", b"-f", b"patterns", b"-e", b"install", b"--no-mmap"),
+        (b"docs",),
+    )
+    assert plan(Request("rg", words, {}, {1: b"one\n\n"})) == Plain("no literal that a match needs")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("", "no pattern"),
+        ("-i", "no pattern"),
+        ("install -", "standard input"),
+        ("-f - docs", "a dash in the value of --file"),
+        ("-f- docs", "patterns from standard input"),
+        ("-v install", "--invert-match"),
+        ("-nv install", "--invert-match"),
+        ("--json install", "--json"),
+        ("-uuu install", "-uuu"),
+        ("-uu -u install", "-uuu"),
+        ("-d1 install", "unknown option -d"),
+        ("--ignore-cas install", "unknown option --ignore-cas"),
+        ("-5 install", "unknown option -5"),
+        ("-n=3 install", "unknown option -="),
+        ("-A=3 install", "-A="),
+        ("-A", "no value for --after-context"),
+        ("-A x install", "the value of --after-context"),
+        ("-A -1 install", "a dash in the value of --after-context"),
+        ("-A1 -A1 install", "--after-context twice"),
+        ("--line-number=1 install", "a value for --line-number"),
+        ("--color=sometimes install", "the value of --color"),
+        ("-m0 install", "--max-count 0"),
+        ("-F --no-fixed-strings install", "-F taken back"),
+        ("-P --engine default install", "several engines"),
+        ("--engine auto install", "the value of --engine"),
+        (".*", "no literal that a match needs"),
+        ("-e install -e .", "no literal that a match needs"),
+        ("a\\nb", "no literal that a match needs"),
+        ("a(b", "no literal that a match needs"),
+        ("a\nb", "a pattern over several lines"),
+        ("-i caf\udce9", "a pattern that is not UTF-8"),
+        ("x" * 10_001, "a long pattern"),
+        ("-e a " * 257, "too many patterns"),
+    ],
+)
+def test_what_is_not_understood_runs_untouched(words: str, reason: str) -> None:
+    """Each doubt has its reason."""
+    assert planned(*filter(None, words.split(" "))) == Plain(reason)
+
+
+def test_a_configuration_file_can_hold_any_option() -> None:
+    """With one nothing is planned, unless it is not read; an empty name is none."""
+    name = "RIPGREP_CONFIG_PATH"
+    assert planned("install", **{name: "/rc"}) == Plain("a configuration file")
+    assert isinstance(planned("install", **{name: ""}), Plan)
+    made = planned("--no-config", "install", **{name: "/rc"})
+    assert isinstance(made, Plan)
+    assert made.enumerate == (b"--files", b"--null", b"--no-config")
+
+
+@pytest.mark.parametrize(
+    ("words", "clauses", "fold"),
+    [
+        ("colou?r", [{"color", "colour"}], False),
+        ("[Ii]nstall", [{"Install", "install"}], False),
+        (r"foo\.bar\b", [{"foo.bar"}], False),
+        (r"(?:foo|ba[rz])+\s+\w*quux", [{"quux"}, {"foo", "bar", "baz"}], False),
+        ("-F a.b(", [{"a.b("}], False),
+        ("-S install", [{"install"}], True),
+        ("(?i)Install", [{"install"}], True),
+        (r"-P (?<!a)foo(b)\1(?!x)", [{"foob"}], False),
+        (r"\x61\x{62}\u0063", [{"abc"}], False),
+        (r"(?P<name>key)=\d{1,3}", [{"key="}], False),
+    ],
+)
+def test_the_literals_of_a_pattern(words: str, clauses: list[set[str]], fold: bool) -> None:
+    """What is asked of a page is as much as the pattern gives."""
+    made = planned(*words.split())
+    assert isinstance(made, Plan)
+    assert made.needs == (Need(tuple(map(frozenset, clauses)), fold),)
 
 
 # -- whole command lines
@@ -238,3 +400,30 @@ def test_random_options_give_the_output_of_rg_itself(tree: Path) -> None:
             differs.add_note(f"seed {seed}")
             raise
     assert done >= tried / 2, f"{done} of {tried} planned"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("nul", ("install",)),
+        ("ignore", ("install",)),
+        ("ignore", ("--no-ignore-messages", "install", ".")),
+        ("loop", ("-L", "install")),
+        ("empty", ("-g", "*.none", "install")),
+        ("type", ("-t", "nosuchtype", "install")),
+        ("file", ("-t", "nosuchtype", "install", "guide.md")),
+    ],
+)
+def test_what_a_list_of_files_cannot_give_is_left_to_rg(
+    tree: Path, what: str, words: tuple[str, ...]
+) -> None:
+    """A NUL where rg walks, or anything that the listing has to say: the command line runs untouched."""
+    if what == "nul":
+        tree.joinpath("zeta", "nul.md").write_bytes(b"install\0\n")
+    elif what == "ignore":
+        tree.joinpath(".ignore").write_bytes(b"{bad\n")
+    elif what == "loop":
+        tree.joinpath("alpha", "loop").symlink_to("..")
+    made = planned(*words)
+    assert isinstance(made, Plan)
+    assert run_ripgrep_plan("rg", made, tree) is None
