@@ -303,3 +303,43 @@ def test_the_digest_tells_trees_apart_and_not_generations(
     assert wire.snapshot_digest(one, b"v") == wire.snapshot_digest(two, b"v")
     assert wire.snapshot_digest(one, b"v") != wire.snapshot_digest(one, b"w")
     assert (wire.snapshot_digest(one, b"v") == wire.snapshot_digest(three, b"v")) == (site == other)
+
+
+# -- pushed pages --------------------------------------------------------------------------------------
+
+pages = st.lists(st.tuples(u64, st.binary(min_size=1, max_size=100)), max_size=20)
+
+
+@given(sent=pages)
+def test_pushed_pages_arrive(sent: list[tuple[int, bytes]]) -> None:
+    """Pages that are pushed are read back, in order."""
+    found = [page for frame in wire.push(sent) for page in wire.parse_push(only(frame).payload)]
+    assert [(inode, bytes(page)) for inode, page in found] == sent
+
+
+def test_pushes_are_cut_into_frames_of_their_size() -> None:
+    """Small pages share frames of about PUSH_FRAME bytes; the largest that can be pushed fills one alone."""
+    sent = [(number, bytes(50_000)) for number in range(9)] + [(9, bytes(wire.PUSH_MAX))]
+    frames = [only(frame) for frame in wire.push(sent)]
+    assert [len(wire.parse_push(frame.payload)) for frame in frames] == [2, 2, 2, 2, 1, 1]
+    assert len(frames[-1].payload) == wire.MAX_PAYLOAD
+    with pytest.raises(ProtocolError, match="does not fit a frame"):
+        list(wire.push([(1, bytes(wire.PUSH_MAX + 1))]))
+
+
+@given(payload=st.binary(max_size=60))
+def test_any_push_is_pages_or_refused(payload: bytes) -> None:
+    """Bytes of a stranger are pages that lie within them, end to end, or ProtocolError."""
+    with contextlib.suppress(ProtocolError):
+        found = wire.parse_push(payload)
+        assert len(payload) == 4 + sum(12 + len(page) for _, page in found)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\1\0\0", b"\1\0\0\0", b"\0\0\0\0x", b"\1\0\0\0" + struct.pack("<QI", 7, 3) + b"ab"],
+)
+def test_a_push_of_another_length_is_refused(payload: bytes) -> None:
+    """A push whose table or bytes are cut off, or that has bytes left over, is refused."""
+    with pytest.raises(ProtocolError, match="a push w"):
+        wire.parse_push(payload)

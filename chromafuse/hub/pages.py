@@ -120,16 +120,14 @@ class Pages:
         # One exception for many readers: each begins its own traceback.
         raise outcome.with_traceback(None)
 
-    async def get_many(
-        self, entries: Sequence[TreeEntry], client: Client, *, ahead: bool = False
-    ) -> list[Outcome]:
-        """Return the bytes of many pages, or why not, in their order; in as few calls as their size allows.
+    async def get_ahead(self, entries: Sequence[TreeEntry], client: Client) -> list[Outcome]:
+        """Return the bytes of pages that nobody waits for yet, or why not, in their order.
 
-        With `ahead`, behind everything that readers wait for.
+        In as few calls as their size allows, behind everything that readers do wait for.
         """
         cached = [self.cache.get(entry.version) for entry in entries]
         missing = [entry for entry, page in zip(entries, cached, strict=True) if page is None]
-        fetches = [self._want(entry, client, ahead=ahead) for entry in missing]
+        fetches = [self._want(entry, client, ahead=True) for entry in missing]
         fetched = iter(await self._outcomes(fetches))
         return [next(fetched) if page is None else page for page in cached]
 

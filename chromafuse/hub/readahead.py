@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..model.snapshot import Snapshot
@@ -33,14 +33,6 @@ MOMENT = 2.0  # s
 AHEAD_BYTES = 8 << 20  # sent and not passed by the walk; the view keeps no more than twice that
 NEAR = 4  # inodes between two pages that the kernel gave up together
 STRIDE = 1 << 20  # bytes; one page of each is held back
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """What to send after a read, inodes in order: around it, and what a walk comes to later."""
-
-    around: Sequence[int] = ()
-    later: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -67,20 +59,38 @@ class ReadAhead:
         self._gone: deque[tuple[float, int]] = deque(maxlen=NEAR)  # what the kernel gave up last
         self._losses = 0  # directories in a row of which it gave up more than one page
 
-    def read(self, inode: int, now: float, *, again: bool = False) -> Ahead:
-        """Note a read of a page at `now` (seconds), `again` where the kernel had it; say what to send."""
+    def read(self, inode: int, now: float, *, again: bool = False) -> list[int]:
+        """Note a read of a page at `now` (seconds); return the inodes to send, in order.
+
+        `again`: the kernel had the page.
+        """
         parent = self._snapshot.parent(inode)
         if again and not self._lost(inode, parent, now):
-            return Ahead()
+            return []
         if self._sent[inode]:
-            return Ahead()  # it crossed what was sent
+            return []  # it crossed what was sent
         directory = self._directories.setdefault(parent, _Directory())
         around = self._around(parent, directory, inode)
         for sent in (*around, inode):
             self._sent[sent] = 1
         directory.scale = min(directory.scale * 2, GROWTH)
         directory.last = inode
-        return Ahead(around, self._later(inode, parent, now))
+        return around + self._later(inode, parent, now)
+
+    def named(self, inodes: Iterable[int]) -> list[int]:
+        """Note pages that somebody is about to read; return those to send, as far as the budget goes."""
+        ahead: list[int] = []
+        room = self._budget
+        for inode in inodes:
+            size = self._snapshot.size(inode)
+            if self._sent[inode] or not 0 < size <= PUSH_MAX:
+                continue
+            room -= size
+            if room < 0:
+                break
+            self._sent[inode] = 1
+            ahead.append(inode)
+        return ahead
 
     def _lost(self, inode: int, parent: int, now: float) -> bool:
         """Note a page that the kernel gave up; say whether its neighbours went with it."""

@@ -29,6 +29,7 @@ from ..errors import ChromafuseError, ProtocolError, StaleInode, StoreTimeout, e
 from ..model.entry import TreeEntry
 from .health import Health
 from .pages import Pages
+from .queries import Queries
 from .readahead import ReadAhead
 from .scope import Scope
 
@@ -65,12 +66,20 @@ class _Incoming:
 class Session:
     """One link. `run` ends when the view closes it, or when it breaks the rules."""
 
-    def __init__(self, stream: trio.abc.Stream, scope: Scope, pages: Pages, health: Health) -> None:
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        scope: Scope,
+        pages: Pages,
+        health: Health,
+        queries: Queries | None = None,
+    ) -> None:
         self.requests = 0
         self._stream = stream
         self._scope = scope
         self._pages = pages
         self._health = health
+        self._queries = queries
         self._generation: int | None = scope.generation  # that requests must name
         self._slots = trio.Semaphore(IN_FLIGHT)
         self._readahead = ReadAhead(scope.view.snapshot)
@@ -98,9 +107,13 @@ class Session:
             await self._greet(first)
             nursery.start_soon(self._follow_health)
             while (frame := await incoming.next()) is not None:
-                if frame.type is not wire.Type.READ:
+                wanted: wire.Read | wire.Query
+                if frame.type is wire.Type.READ:
+                    wanted = wire.parse_read(frame.payload)
+                elif frame.type is wire.Type.QUERY:
+                    wanted = wire.parse_query(frame.payload)
+                else:
                     raise ProtocolError(f"a {frame.type.name} frame from a view")
-                wanted = wire.parse_read(frame.payload)
                 await self._slots.acquire()
                 nursery.start_soon(self._answer, nursery, frame.request, wanted)
         except ProtocolError as exc:
@@ -135,18 +148,23 @@ class Session:
             else:
                 await self._health.changed()
 
-    async def _answer(self, nursery: trio.Nursery, request: int, wanted: wire.Read) -> None:
+    async def _answer(
+        self, nursery: trio.Nursery, request: int, wanted: wire.Read | wire.Query
+    ) -> None:
         self.requests += 1
         answer: Iterable[bytes]
         try:
             with trio.fail_after(DEADLINE):
-                answer = await self._read(nursery, request, wanted)
+                if isinstance(wanted, wire.Query):
+                    answer = await self._query(nursery, request, wanted)
+                else:
+                    answer = await self._read(nursery, request, wanted)
         except trio.TooSlowError:
             answer = [wire.error(request, errno_of(StoreTimeout()))]
         except ChromafuseError as exc:
             answer = [wire.error(request, errno_of(exc))]
         except Exception:
-            log.exception("a read failed by a bug")
+            log.exception("a request failed by a bug")
             answer = [wire.error(request, errno.EIO)]
         await self._outbox.send(answer)
         self._slots.release()
@@ -165,15 +183,32 @@ class Session:
         # Frames of its own: a view that takes no answers would keep every page alive that it asked for.
         return list(wire.answer(request, answer))
 
+    async def _query(
+        self, nursery: trio.Nursery, request: int, wanted: wire.Query
+    ) -> Iterable[bytes]:
+        if self._queries is None:
+            return [wire.error(request, errno.ENOSYS)]
+        if wanted.generation != self._generation:
+            raise StaleInode(f"generation {wanted.generation} is not served here")
+
+        def push(inodes: Sequence[int]) -> None:
+            if self._pushing and self._health.up:
+                self._send_ahead(nursery, self._readahead.named(inodes))
+
+        answer = await self._queries.answer(wanted.directory, wanted.question, push)
+        return list(wire.answer(request, answer))
+
     def _look_ahead(self, nursery: trio.Nursery, wanted: wire.Read) -> None:
         """Have sent what will be read next."""
         if not self._pushing or self._sending >= SENDING or not self._health.up:
             return
         ahead = self._readahead.read(wanted.inode, trio.current_time(), again=wanted.again)
-        for inodes, later in ((ahead.around, False), (ahead.later, True)):
-            for batch in self._batches(inodes):
-                self._sending += 1
-                nursery.start_soon(self._send, batch, later)
+        self._send_ahead(nursery, ahead)
+
+    def _send_ahead(self, nursery: trio.Nursery, inodes: Sequence[int]) -> None:
+        for batch in self._batches(inodes):
+            self._sending += 1
+            nursery.start_soon(self._send, batch)
 
     def _shown(self, inodes: Sequence[int]) -> Iterator[tuple[int, TreeEntry]]:
         for inode in inodes:
@@ -192,10 +227,10 @@ class Session:
         if batch:
             yield batch
 
-    async def _send(self, inodes: Sequence[int], later: bool) -> None:
+    async def _send(self, inodes: Sequence[int]) -> None:
         try:
             entries = dict(self._shown(inodes))
-            outcomes = await self._pages.get_many(list(entries.values()), self, ahead=later)
+            outcomes = await self._pages.get_ahead(list(entries.values()), self)
             found = zip(entries, outcomes, strict=True)
             await self._outbox.send(
                 wire.push((inode, page) for inode, page in found if isinstance(page, bytes))
