@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -348,7 +348,7 @@ def test_a_redis_that_hangs_costs_its_deadline_once(
             async with trio.open_nursery() as nursery:
                 for entry in site.entries[:6]:
                     nursery.start_soon(_loads, loader, entry, site.pages[entry.path])
-            assert not loader.cache.health.up
+            assert "TimeoutError: Timeout reading" in loader.cache.health.error
             asked = loader.cache.calls
             assert asked == 6
             for _ in range(20):
@@ -525,6 +525,12 @@ def test_a_cluster_is_not_taken_for_a_server_that_answers(log_guard: LogGuard) -
 
     async def body() -> None:
         with redis_process("--cluster-enabled", "yes") as redis:
+            with redis.client() as client:
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+                await until(
+                    lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"),
+                    "one key can be asked for",
+                )
             async with site.loader(redis.url) as loader:
                 for _ in range(4):
                     assert await loader.bytes_of(site.entries) == site.pages
@@ -538,71 +544,108 @@ def test_a_cluster_is_not_taken_for_a_server_that_answers(log_guard: LogGuard) -
 
 # -- what is no Redis ----------------------------------------------------------------------------------
 
-DRIP = b"*2\r\n$1000000\r\n"
 
+class Impostor:
+    """A server at a port of the loopback that answers a command +OK, and MGET with bytes of the test's choice.
 
-@contextmanager
-def listening(answer: bytes, drip: bytes = b"") -> Iterator[int]:
-    """Answer every connection with some bytes at a port, and then with `drip` again and again."""
-    ended = threading.Event()
+    After them it sends `drip` again and again until the client ends the connection: then `ended` is set.
+    """
 
-    def serve(connection: socket.socket) -> None:
-        with connection:
-            connection.recv(4096)
-            connection.sendall(answer)
-            while drip and not ended.wait(0.05):
-                try:
-                    connection.sendall(drip)
-                except OSError:
-                    return
+    def __init__(self, answer: bytes, drip: bytes) -> None:
+        self._answer, self._drip = answer, drip
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.ended = threading.Event()
+        self._closing = threading.Event()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
 
-    def accept(listener: socket.socket) -> None:
+    def close(self) -> None:
+        """End it, and wait for its threads."""
+        self._closing.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(timeout=10)
+
+    def _accept(self) -> None:
         while True:
             try:
-                connection, _ = listener.accept()
+                connection, _ = self._listener.accept()
             except OSError:
                 return
-            threads.append(threading.Thread(target=serve, args=(connection,)))
-            threads[-1].start()
+            self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
+            self._threads[-1].start()
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    threads = [threading.Thread(target=accept, args=(listener,))]
-    threads[0].start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        ended.set()
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        for thread in threads:
-            thread.join(timeout=10)
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(ConnectionError):
+            while asked := connection.recv(4096):
+                if b"MGET" not in asked:
+                    connection.sendall(b"+OK\r\n")
+                    continue
+                connection.sendall(self._answer)
+                if not self._drip:
+                    return
+                while not self._closing.wait(0.05):
+                    connection.sendall(self._drip)
+                return
+        self.ended.set()
 
 
 @pytest.mark.parametrize(
-    ("answer", "drip"),
+    ("answer", "says"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b""),
-        (b"", b""),
-        (b"\x00\xff\x00\xff" * 100, b""),
-        (b"*2\r\n:1\r\n*-1\r\n" * 9, b""),
-        (b"*1\r\n$1\r\nx\r\n" * 9, b""),
-        (b"$nonsense\r\n", b""),
-        (b"+OK\r\n+OK\r\n" + DRIP, b"x"),
+        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "InvalidResponse"),
+        (b"", "ConnectionError"),
+        (b"\x00\xff\x00\xff" * 100, "CacheError"),
+        (b"*1\r\n$1\r\nx\r\n", "an answer that is not Redis's"),
+        (b"+OK\r\n", "an answer that is not Redis's"),
+        (b"$nonsense\r\n", "ValueError"),
+        (b"-BUSY a script runs\r\n", "BUSY a script runs"),
     ],
-    ids=["http", "closed", "noise", "types", "count", "number", "drip"],
+    ids=["http", "closed", "noise", "count", "type", "number", "busy"],
 )
-@pytest.mark.expect_log(DOWN, maybe=True)
-def test_what_is_no_redis_is_bypassed(answer: bytes, drip: bytes) -> None:
-    """Whatever answers there, and however slowly, pages come from the store; nothing escapes."""
+def test_what_is_no_redis_is_bypassed(log_guard: LogGuard, answer: bytes, says: str) -> None:
+    """Whatever answers there, pages come from the store, and the log has one line; nothing escapes."""
+    log_guard.expect(DOWN)
     site = Site(PAGES)
 
     async def body() -> None:
-        with listening(answer, drip) as port:
-            async with site.loader(f"redis://127.0.0.1:{port}", timeout_ms=250) as loader:
+        with closing(Impostor(answer, b"")) as server:
+            async with site.loader(f"redis://127.0.0.1:{server.port}") as loader:
                 for _ in range(2):
                     assert await loader.bytes_of(site.entries) == site.pages
-                assert loader.cache.hits == 0
-                assert loader.from_store.calls == 2
+                assert says in loader.cache.health.error
+                assert (loader.cache.hits, loader.from_store.calls) == (0, 2)
+
+    run(site, body)
+    assert len(log_guard.handler.records) == 1
+
+
+def test_values_that_are_no_strings_are_misses() -> None:
+    """Numbers and nothing in the place of pages are no pages."""
+    site = Site({"one": b"1", "two": b"2"})
+
+    async def body() -> None:
+        with closing(Impostor(b"*2\r\n:1\r\n*-1\r\n", b"")) as server:
+            async with site.loader(f"redis://127.0.0.1:{server.port}") as loader:
+                assert await loader.bytes_of(site.entries) == site.pages
+                assert loader.cache.misses == 2
+
+    run(site, body)
+
+
+def test_an_answer_that_never_ends_is_ended(log_guard: LogGuard) -> None:
+    """A server that sends a byte now and then is bypassed when its time is up, and its connection closed."""
+    log_guard.expect("the shared cache does not answer: CacheError: no whole answer within")
+    site = Site(PAGES)
+
+    async def body() -> None:
+        with closing(Impostor(b"*2\r\n$1000000\r\n", b"x")) as server:
+            async with site.loader(f"redis://127.0.0.1:{server.port}", timeout_ms=250) as loader:
+                assert await loader.bytes_of(site.entries) == site.pages
+                assert loader.from_store.calls == 1
+                await until(server.ended.is_set, "the connection's end")
 
     run(site, body)
 

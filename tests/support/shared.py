@@ -82,7 +82,8 @@ def run(site: Site, body: Callable[[], Awaitable[None]]) -> None:
 
     async def main() -> None:
         await site.publish()
-        await body()
+        with trio.fail_after(60):  # of the test's clock; a loader that hangs is a failure by name
+            await body()
 
     trio.run(main, clock=MockClock(rate=1.0))
 
