@@ -4,6 +4,7 @@ A frame is a header (payload length, type, request id; little-endian) and a payl
 
     view -> hub   HELLO  protocol version, generation and digest of the snapshot it holds (zeros: none)
                   READ   (request id) generation, inode, offset, size; 1 where the kernel had the page before
+                  QUERY  (request id) generation, inode of a directory, a question about what is below it
     hub -> view   GREETING  protocol version, generation, digest and length of the snapshot; length 0 where
                             the view holds this very snapshot already, else SNAPSHOT frames follow
                   SNAPSHOT  the next bytes of the encoded snapshot
@@ -44,6 +45,7 @@ NO_DIGEST = bytes(32)
 _HELLO = struct.Struct("<IQ32s")
 _GREETING = struct.Struct("<IQ32sQ")
 _READ = struct.Struct("<QQQI?")
+_QUERY = struct.Struct("<QQ")
 _ERROR = struct.Struct("<I")
 _COUNT = struct.Struct("<I")
 _PUSHED = struct.Struct("<QI")  # inode, bytes
@@ -59,6 +61,7 @@ class Type(IntEnum):
 
     HELLO = 1
     READ = 2
+    QUERY = 3
     GREETING = 16
     SNAPSHOT = 17
     DATA = 18
@@ -101,6 +104,13 @@ class Read:
     again: bool = False  # the kernel had the page, and gave it up
 
 
+@dataclass(frozen=True, slots=True)
+class Query:
+    generation: int
+    directory: int  # inode
+    question: bytes
+
+
 def frame(kind: Type, request: int = 0, payload: bytes | memoryview = b"") -> bytes:
     """Return one encoded frame. Raises ProtocolError where the payload is over MAX_PAYLOAD."""
     if len(payload) > MAX_PAYLOAD:
@@ -122,6 +132,12 @@ def read(request: int, what: Read) -> bytes:
     """Return a READ frame."""
     payload = _READ.pack(what.generation, what.inode, what.offset, what.size, what.again)
     return frame(Type.READ, request, payload)
+
+
+def query(request: int, what: Query) -> bytes:
+    """Return a QUERY frame."""
+    payload = _QUERY.pack(what.generation, what.directory) + what.question
+    return frame(Type.QUERY, request, payload)
 
 
 def error(request: int, code: int) -> bytes:
@@ -208,6 +224,12 @@ def parse_greeting(payload: bytes | memoryview) -> Greeting:
 def parse_read(payload: bytes | memoryview) -> Read:
     """Read a READ payload."""
     return Read(*_unpack(_READ, payload))
+
+
+def parse_query(payload: bytes | memoryview) -> Query:
+    """Read a QUERY payload."""
+    generation, directory = _unpack(_QUERY, payload[: _QUERY.size])
+    return Query(generation, directory, bytes(payload[_QUERY.size :]))
 
 
 def parse_error(payload: bytes | memoryview) -> int:

@@ -1,5 +1,7 @@
 """The control files: `.chromafuse/README.md` and `.chromafuse/status`, found by name and in no listing.
 
+The query names (queries.py), which every directory has, are reached through here too.
+
 They say facts of this view alone: nothing that a hidden page could change, so no generation, no error text,
 no time. A changed status gets a new inode, so no cache of the kernel's is ever stale; the texts of the last
 inodes are kept for those who have them open.
@@ -19,6 +21,8 @@ from ..model.names import CONTROL
 from ..model.snapshot import ROOT_INODE, Child
 from . import attributes
 from .attributes import Owner
+from .queries import ALWAYS_ASK, Ask, QueryFiles, ask_nobody
+from .queries import NAME as QUERY
 
 FIRST_INODE = 1 << 52  # the tree's own numbers stay far below, and all below 2^53
 DIRECTORY = FIRST_INODE
@@ -26,7 +30,6 @@ README = FIRST_INODE + 1
 FIRST_STATUS = FIRST_INODE + 2
 STATUS_SIZE = 512  # bytes, whatever it says
 KEPT = 64  # texts of status that stay readable
-ALWAYS_ASK = 0.0  # timeout: the kernel keeps neither name nor attributes
 
 README_NAME = "README.md"
 README_TEXT = b"""\
@@ -81,38 +84,59 @@ class ControlFiles:
     backend_up: Callable[[], bool]
     owner: Owner
     mtime_ns: int  # the root's: it depends on what is visible, and never on now
+    ask: Ask = ask_nobody
+    queries: QueryFiles = field(init=False)
     _status: dict[int, bytes] = field(default_factory=dict)
     _newest: int = FIRST_STATUS - 1
+
+    def __post_init__(self) -> None:
+        self.queries = QueryFiles(self.ask, self.owner, self.mtime_ns)
 
     def owns(self, inode: int) -> bool:
         """Say whether `inode` is a number for control files."""
         return inode >= FIRST_INODE
 
     def hides(self, parent: int, name: bytes) -> bool:
-        """Say whether `name` in directory `parent` is the control directory."""
-        return parent == ROOT_INODE and name == CONTROL.encode()
+        """Say whether `name` in directory `parent` is the control directory or a query directory."""
+        return name == QUERY or (parent == ROOT_INODE and name == CONTROL.encode())
 
     def lookup(self, parent: int, name: bytes) -> pyfuse3.EntryAttributes:
-        """Answer a lookup of the control directory itself, or in it."""
-        if self.hides(parent, name):
-            return self.attributes(DIRECTORY)
+        """Answer a lookup of a control or query directory itself, or in it."""
+        if self.queries.owns(parent):
+            return self.queries.lookup(parent, name)
+        if not self.owns(parent):
+            return self.queries.root(parent) if name == QUERY else self.attributes(DIRECTORY)
         if not self.is_directory(parent):
             raise pyfuse3.FUSEError(errno.ENOTDIR)
-        for child in self.children():
+        for child in self.children(parent):
             if child.name == name:
                 return self.attributes(child.inode)
         return attributes.absent(ALWAYS_ASK)
 
-    def children(self) -> list[Child]:
-        """Return the dentries of the control directory, in byte order."""
+    def children(self, inode: int) -> list[Child]:
+        """Return the dentries of a directory of ours, in byte order. A query directory shows none."""
+        if self.queries.owns(inode):
+            return []
         return [Child(1, README_NAME.encode(), README), Child(2, b"status", self._current_status())]
 
     def attributes(self, inode: int) -> pyfuse3.EntryAttributes:
-        """Return the attributes of a control file or of the directory; ESTALE for another number."""
+        """Return the attributes of a control file or of a directory; ESTALE for another number."""
+        if self.queries.owns(inode):
+            return self.queries.attributes(inode)
         if inode == DIRECTORY:
             return attributes.directory(self.owner, inode, self.mtime_ns, ALWAYS_ASK)
         size = len(self.content(inode))
         return attributes.page(self.owner, inode, size, self.mtime_ns, ALWAYS_ASK)
+
+    async def read(self, inode: int) -> bytes:
+        """Return the whole text behind an inode. Only an answer to a query has to be waited for."""
+        if self.queries.owns(inode):
+            return await self.queries.content(inode)
+        return self.content(inode)
+
+    def parent(self, inode: int) -> int:
+        """Return what `..` of a directory of ours is."""
+        return self.queries.parent(inode) if self.queries.owns(inode) else ROOT_INODE
 
     def content(self, inode: int) -> bytes:
         """Return the text behind a control file's inode; ESTALE for another number."""
@@ -122,7 +146,9 @@ class ControlFiles:
         return text
 
     def is_directory(self, inode: int) -> bool:
-        """Say whether `inode` is the control directory; ESTALE where it is nothing of ours."""
+        """Say whether `inode` is a directory; ESTALE where it is nothing of ours."""
+        if self.queries.owns(inode):
+            return self.queries.is_directory(inode)
         if inode == DIRECTORY:
             return True
         self.content(inode)

@@ -29,6 +29,7 @@ DEADLINE = 10.0  # s for one read, waiting for another hub included
 # The kernel asks for a page twice before it gives up (readahead, then the page alone): without a memory of
 # the first failure the caller would wait two deadlines.
 FAILURE_KEPT = 1.0  # s
+ANSWER_MAX = 4 << 20  # bytes of the answer to a question
 _CHUNK = 256 << 10  # bytes taken from the socket at once
 _REQUESTS = 1 << 32  # request ids are 32 bits wide
 # What a reader may be told. The kernel takes errnos of 512 and above for no answer at all, and EINTR makes
@@ -74,6 +75,14 @@ class _Pending:
     def fail(self, code: int) -> None:
         self.code = code
         self.done.set()
+
+    def outcome(self) -> list[bytes | memoryview]:
+        """Return the parts of the answer. Raises Refused, or _LinkLost."""
+        if self.lost:
+            raise _LinkLost
+        if self.code:
+            raise Refused(self.code)
+        return self.parts
 
     def lose(self) -> None:
         self.lost = True
@@ -129,11 +138,19 @@ class _Connection:
             await pending.done.wait()
         finally:
             self._pending.pop(request, None)
-        if pending.lost:
-            raise _LinkLost
-        if pending.code:
-            raise Refused(pending.code)
-        return pending.parts[0] if len(pending.parts) == 1 else b"".join(pending.parts)
+        parts = pending.outcome()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def query(self, directory: int, question: bytes) -> bytes:
+        """Return the answer to a question. Raises Refused, or _LinkLost."""
+        request, pending = self._issue(ANSWER_MAX)
+        try:
+            what = wire.Query(self.generation, directory, question)
+            self._outbox.send_nowait(wire.query(request, what))
+            await pending.done.wait()
+        finally:
+            self._pending.pop(request, None)
+        return b"".join(pending.outcome())
 
     async def receive(self) -> None:
         """Hand out answers until the hub closes. Raises ProtocolError."""
@@ -267,6 +284,21 @@ class Link:
         except trio.TooSlowError:
             self._remember_failure(inode)
             raise StoreTimeout(f"no answer from the hub in {self._deadline:g} s") from None
+
+    async def query(self, directory: int, question: bytes, deadline: float) -> bytes:
+        """Return the hub's answer to a question about a directory.
+
+        Raises StoreTimeout; StoreUnavailable where there is no hub now; Refused.
+        """
+        if self._connection is None or self._stopped:
+            raise StoreUnavailable("there is no hub to ask")
+        try:
+            with trio.fail_after(deadline):
+                return await self._connection.query(directory, question)
+        except trio.TooSlowError:
+            raise StoreTimeout(f"no answer from the hub in {deadline:g} s") from None
+        except _LinkLost:
+            raise StoreUnavailable("the hub is gone") from None
 
     def stop(self) -> None:
         """End every read that waits, now and from now on: the mount goes away."""

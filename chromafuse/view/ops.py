@@ -24,7 +24,7 @@ from pyfuse3 import FileHandleT, FileInfo, FileNameT, FlagT, FUSEError, InodeT, 
 
 from ..errors import RecordDamaged
 from ..model.names import NAME_MAX
-from ..model.snapshot import ROOT_INODE, Child, Snapshot
+from ..model.snapshot import Child, Snapshot
 from . import attributes
 from .attributes import Owner
 from .control import ControlFiles
@@ -85,9 +85,11 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         if len(name) > NAME_MAX:
             raise FUSEError(errno.ENAMETOOLONG)
-        if self._control.owns(parent_inode) or self._control.hides(parent_inode, name):
+        if self._control.owns(parent_inode):
             return self._control.lookup(parent_inode, name)
         self._require_directory(parent_inode)
+        if self._control.hides(parent_inode, name):
+            return self._control.lookup(parent_inode, name)
         inode = self._snapshot.lookup(parent_inode, name)
         if not inode:
             return attributes.absent(attributes.FOREVER)
@@ -144,7 +146,7 @@ class Operations(pyfuse3.Operations):
         if self._is_directory(fh):
             raise FUSEError(errno.EISDIR)
         if self._control.owns(fh):
-            return self._control.content(fh)[off : off + size]
+            return (await self._control.read(fh))[off : off + size]
         wanted = max(0, min(size, self._snapshot.size(fh) - off))
         if not wanted:
             return b""
@@ -203,8 +205,9 @@ class Operations(pyfuse3.Operations):
         """Yield (position, name, inode) of a directory's entries that come after position `after`."""
         self._require_directory(inode)
         if self._control.owns(inode):
-            parent = ROOT_INODE
-            children: Iterator[Child] = iter(self._control.children()[max(0, after - _DOTS) :])
+            parent = self._control.parent(inode)
+            shown = self._control.children(inode)[max(0, after - _DOTS) :]
+            children: Iterator[Child] = iter(shown)
         else:
             parent = self._snapshot.parent(inode)
             children = self._snapshot.children(inode, after - _DOTS)

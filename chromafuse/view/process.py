@@ -105,7 +105,9 @@ class Process:
         snapshot, owner = held.snapshot, Owner(os.getuid(), os.getgid())
         facts = Facts(held.digest, sum(1 for _ in snapshot.pages()), STOCK)
         mtime_ns = snapshot.mtime_ns(pyfuse3.ROOT_INODE)
-        self._control = ControlFiles(facts, lambda: self._link.backend_up, owner, mtime_ns)
+        self._control = ControlFiles(
+            facts, lambda: self._link.backend_up, owner, mtime_ns, self._link.query
+        )
         self._pusher = Pusher(snapshot, self._link)
         self._link.hand_pushed_to(self._pusher.take)
         self._ops = Operations(snapshot, self._control, self._pusher, owner)
