@@ -23,7 +23,15 @@ from chromafuse.errors import (
 )
 from chromafuse.hub import pages as hub_pages
 from chromafuse.hub.health import PROBE, Health
-from chromafuse.hub.pages import BATCH_BYTES, BATCH_PAGES, CALLS, PageCache, Pages
+from chromafuse.hub.pages import (
+    AHEAD_BYTES,
+    AHEAD_CALLS,
+    BATCH_BYTES,
+    BATCH_PAGES,
+    CALLS,
+    PageCache,
+    Pages,
+)
 from chromafuse.hub.session import DEADLINE
 from chromafuse.model.access import PUBLIC
 from chromafuse.model.entry import TreeEntry
@@ -461,5 +469,83 @@ def test_a_bug_in_a_fetch_fails_its_reads_alone() -> None:
             await pages.get(entry(1))
         fake.outcome = good
         assert await pages.get(entry(1)) == bytes(10)
+
+    with_pages(body)
+
+
+# -- ahead of readers ----------------------------------------------------------------------------------
+
+
+def test_pages_ahead_come_in_few_calls() -> None:
+    """What is fetched ahead goes in calls bounded by bytes; every page, or why not, is told in its order."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        gone = PageGone("gone")
+        fake.outcome = lambda found: (
+            gone if found.version == entry(2).version else bytes(found.size)
+        )
+        wanted = [entry(number, AHEAD_BYTES // 4) for number in range(10)]
+        outcomes = await pages.get_ahead(wanted, "somebody")
+        assert fake.calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert [type(outcome) for outcome in outcomes] == [bytes, bytes, PageGone, *[bytes] * 7]
+
+    with_pages(body)
+
+
+def test_a_reader_overtakes_what_is_fetched_ahead() -> None:
+    """A page that waits behind others fetched ahead is asked for at once when somebody reads it, and once."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        fake.open = trio.Event()
+        size = AHEAD_BYTES // 2
+        async with trio.open_nursery() as nursery:
+            ahead = [entry(number, size) for number in range(10)]
+            nursery.start_soon(pages.get_ahead, ahead, "somebody")
+            await trio.testing.wait_all_tasks_blocked()
+            assert fake.calls == [[0, 1], [2, 3]]
+            nursery.start_soon(pages.get, ahead[9], "somebody")
+            nursery.start_soon(pages.get, ahead[0], "somebody")
+            await trio.testing.wait_all_tasks_blocked()
+            assert fake.calls == [[0, 1], [2, 3], [9]]
+            fake.open.set()
+        assert sorted(chain.from_iterable(fake.calls)) == list(range(10))
+
+    with_pages(body)
+
+
+def test_a_greedy_client_does_not_starve_others() -> None:
+    """Of a client that has thousands of pages fetched ahead, and one with few, the few come in the next call."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        fake.open = trio.Event()
+        async with trio.open_nursery() as nursery:
+            greedy = [entry(number) for number in range(4 * BATCH_PAGES)]
+            modest = [entry(100_000 + number) for number in range(3)]
+            nursery.start_soon(pages.get_ahead, greedy, "greedy")
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(pages.get_ahead, modest, "modest")
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(fake.calls) == AHEAD_CALLS
+            fake.open.set()
+        assert {100_000, 100_001, 100_002} < set(fake.calls[AHEAD_CALLS])
+
+    with_pages(body)
+
+
+def test_nothing_is_fetched_ahead_for_a_client_that_is_gone() -> None:
+    """What waits behind others when its client goes away is not asked for; what is under way is kept."""
+
+    async def body(fake: Fake, pages: Pages) -> None:
+        fake.open = trio.Event()
+        async with trio.open_nursery() as nursery:
+            ahead = [entry(number, AHEAD_BYTES) for number in range(10)]
+            nursery.start_soon(pages.get_ahead, ahead, "somebody")
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        fake.open.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert fake.calls == [[0], [1]]
+        assert [await pages.get(one) for one in ahead[:2]] == [bytes(AHEAD_BYTES)] * 2
+        assert fake.calls == [[0], [1]]
 
     with_pages(body)
