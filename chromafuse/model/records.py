@@ -238,14 +238,14 @@ def _piecewise(canonical: bytes) -> Iterator[tuple[str, Any]]:
     ends where a record does. A cut at the wrong place, in a string or behind a deeper object, leaves a piece
     that is not JSON. As paths ascend, none is there twice, which is for the JSON parser to decide.
     """
-    start = 1
+    start, opened = 0, b""
     latest: str | None = None
     while True:
         cut_at = canonical.find(b'},"', start + TREE_PIECE)
         if cut_at < 0:
-            piece = orjson.loads(canonical if start == 1 else b"{" + canonical[start:])
+            piece = orjson.loads(opened + canonical[start:])
         else:
-            piece = orjson.loads(b"{" + canonical[start : cut_at + 1] + b"}")
+            piece = orjson.loads(opened + canonical[start : cut_at + 1] + b"}")
         if not isinstance(piece, dict):
             raise _NotCanonical
         for path, record in piece.items():
@@ -255,7 +255,7 @@ def _piecewise(canonical: bytes) -> Iterator[tuple[str, Any]]:
             yield path, record
         if cut_at < 0:
             return
-        start = cut_at + len("},")
+        start, opened = cut_at + len("},"), b"{"
 
 
 def _whole(canonical: bytes) -> Iterator[tuple[str, Any]]:
