@@ -29,6 +29,7 @@ MOST_CHARACTERS: Final = 8192  # of one expression; the work grows with its squa
 _MOST_EXACT: Final = 32  # strings carried along; more end the literals before them
 _MOST_ALTERNATIVES: Final = 256  # literals of one clause
 _MOST_CLAUSES: Final = 4
+_TELLING: Final = 3  # characters of a literal that some pages do not have
 _MOST_LISTED: Final = 16  # characters of a class that are tried one by one
 
 _Strings = frozenset[str]
@@ -97,8 +98,10 @@ def _node(op: str, argument: Any, fold: bool) -> _Part:
     match op:
         case "LITERAL":
             return _literal(chr(argument), fold)
-        case "NOT_LITERAL" | "ANY" | "ASSERT" | "ASSERT_NOT" | "GROUPREF":
-            return _ANYTHING  # an assertion looks at text that the rest may match again
+        case "NOT_LITERAL" | "ANY" | "ASSERT_NOT" | "GROUPREF":
+            return _ANYTHING
+        case "ASSERT":  # its text is in the page, where the rest may match it again
+            return _Part(clauses=_clauses(_tree(argument[1], fold)))
         case "AT":
             return _ZERO_WIDTH
         case "IN":
@@ -179,8 +182,8 @@ def _alternation(parts: Sequence[_Part]) -> _Part:
         return _Part(exact=united)
     heads = frozenset[str]().union(*(part.exact or part.heads for part in parts))
     tails = frozenset[str]().union(*(part.exact or part.tails for part in parts))
-    best = [_best((part.exact,) if part.exact else part.clauses) for part in parts]
-    clause = frozenset[str]().union(*(one or _EMPTY for one in best))
+    best = [next(iter(_clauses(part)), _EMPTY) for part in parts]
+    clause = frozenset[str]().union(*best)
     return _Part(
         None,
         heads if len(heads) <= _MOST_EXACT else _EMPTY,
@@ -233,15 +236,18 @@ def _worth(clause: _Strings) -> tuple[int, int, list[str]]:
     return min(map(len, clause)), -len(clause), sorted(clause)
 
 
-def _best(clauses: Iterable[_Strings]) -> _Strings | None:
-    """Return the clause that is likely to leave the fewest pages."""
-    return next(iter(_useful(clauses)), None)
+def _clauses(part: _Part) -> tuple[_Strings, ...]:
+    """Return all that is known of a page with a match of a part."""
+    return _useful(part.clauses if part.exact is None else (part.exact,))
 
 
 def _need(part: _Part, fold: bool) -> Need | None:
     """Return the need of a whole pattern."""
-    clauses = _useful(part.clauses if part.exact is None else (part.exact,))
-    return Need(clauses, fold) if clauses else None
+    clauses = _clauses(
+        part
+    )  # one with a short literal fits nearly every page: only if there is no other
+    telling = tuple(clause for clause in clauses if min(map(len, clause)) >= _TELLING)
+    return Need(telling or clauses[:1], fold) if clauses else None
 
 
 # Pattern -> its tree. If the parser ever says something else, we no longer know what it says.
