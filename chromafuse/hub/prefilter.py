@@ -120,6 +120,8 @@ class Prefilter:
 
     async def candidates(self, needs: Needs) -> Candidates | Unknown:
         """Return all pages that can fulfil `needs`, whoever may see them."""
+        if self._mode == "none":
+            return Unknown("filtering is switched off")
         if needs is None:
             return Unknown("nothing is known of what it needs")
         if not needs:
@@ -136,24 +138,30 @@ class Prefilter:
 
     async def candidates_for(self, scope: Scope, needs: Needs) -> Visible | Unknown:
         """Return those pages of a view that can fulfil `needs`."""
+        return await self._seen(scope, needs, lambda: self.candidates(needs))
+
+    async def nul_for(self, scope: Scope) -> Visible | Unknown:
+        """Return those pages of a view that may hold a NUL."""
+        return await self._seen(
+            scope,
+            "nul",
+            lambda: self._answer(lambda index: index.nul, lambda search: search.nul()),
+        )
+
+    async def _seen(
+        self, scope: Scope, what: Hashable, ask: Callable[[], Awaitable[Candidates | Unknown]]
+    ) -> Visible | Unknown:
         # Two scopes of one digest have the same pages under the same inodes.
-        key = (scope.generation, scope.digest, scope.identity, scope.still_shown, needs)
+        key = (scope.generation, scope.digest, scope.identity, scope.still_shown, what)
         kept = self._visible.get(key)
         if kept is not None:
             return Visible(*kept)
-        answer = await self.candidates(needs)
+        answer = await ask()
         if isinstance(answer, Unknown):
             return answer
         inodes = _inodes(scope, answer.versions)
         self._visible.put(key, inodes, answer.source)
         return Visible(inodes, answer.source)
-
-    async def nul_for(self, scope: Scope) -> Visible | Unknown:
-        """Return those pages of a view that may hold a NUL."""
-        answer = await self._answer(lambda index: index.nul, lambda search: search.nul())
-        if isinstance(answer, Unknown):
-            return answer
-        return Visible(_inodes(scope, answer.versions), answer.source)
 
     async def _answer(
         self,
@@ -163,7 +171,7 @@ class Prefilter:
         with trio.move_on_after(self._deadline):
             answer = await self._by_index(by_index)
             if answer is not None or self._search is None:
-                return answer or self._no_index()
+                return answer or Unknown("there is no index yet")
             return await self._by_search(self._search, by_search)
         if self._search is not None and self._has_no_index():
             self._silent_until = trio.current_time() + PAUSE
@@ -206,11 +214,6 @@ class Prefilter:
 
     def _has_no_index(self) -> bool:
         return self._indexing is None or self._indexing.index is None
-
-    def _no_index(self) -> Unknown:
-        if self._mode == "none":
-            return Unknown("filtering is switched off")
-        return Unknown("there is no index yet")
 
 
 def _inodes(scope: Scope, versions: frozenset[bytes]) -> array[int]:

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 import trio
 
@@ -32,6 +33,8 @@ from ..model.records import PathTree
 from ..search.needs import Need, fold
 from ..store.protocol import Store
 from ..store.reader import load_root
+
+T = TypeVar("T")
 
 PATTERN_MAX = 20_000  # characters; far below what the engine refuses, and a longer one is slow
 _META = frozenset(r"\.+*?()|[]{}^$#&-~")  # of regex-syntax
@@ -127,7 +130,7 @@ class StoreSearch:
             survey = await self._surveyed()
             ids = await self._ids(pattern)
             await self._check_published()
-        return survey.always | await _in_thread(_versions, ids)
+        return survey.always | await _taken_apart(lambda: _versions(ids), len(ids))
 
     async def nul(self) -> frozenset[bytes]:
         """Return the versions of pages that may hold a NUL. Raises NoAnswer, StoreError."""
@@ -146,7 +149,7 @@ class StoreSearch:
             await self._check_published()
             found = [await self._ids(pattern) for pattern in (_ANY, _CUT, _MARK, _NUL)]
             found.append(await self._store.tagged("encoding", "base64"))
-            survey = await trio.to_thread.run_sync(lambda: _judged(self._tree.entries, *found))
+            survey = await _taken_apart(lambda: _judged(self._tree.entries, *found), len(found[0]))
             await self._check_published()
             self._survey = survey
         return self._survey
@@ -168,10 +171,9 @@ class StoreSearch:
             raise NoAnswer("another tree is published by now")
 
 
-async def _in_thread(
-    take: Callable[[list[str]], frozenset[bytes]], ids: list[str]
-) -> frozenset[bytes]:
-    return await trio.to_thread.run_sync(take, ids) if len(ids) > _LONG else take(ids)
+async def _taken_apart(work: Callable[[], T], ids: int) -> T:
+    """Take an answer of so many ids apart."""
+    return await trio.to_thread.run_sync(work) if ids > _LONG else work()
 
 
 def _chunks(ids: Iterable[str]) -> Iterator[tuple[bytes, int]]:
