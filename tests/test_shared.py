@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from chromafuse.errors import CacheError, StoreUnavailable
 from chromafuse.hub import shared
-from chromafuse.hub.health import PROBE, Health
-from chromafuse.hub.pages import Pages
+from chromafuse.hub.health import PROBE
 from chromafuse.hub.redislocation import RedisLocation, RedisSettings, parse_redis
 from chromafuse.hub.shared import BATCH_BYTES, BATCH_PAGES, PAUSE, PREFIX, SharedCache
 from chromafuse.model.access import PUBLIC
@@ -32,7 +31,7 @@ from tests.support.redis_server import (
     redis_process,
     tls_process,
 )
-from tests.support.shared import Loader, Site, run, turn_clock, until
+from tests.support.shared import Site, run, turn_clock, until
 
 PAGES = {f"page {number}": b"line of page %d\n" % number * 20 for number in range(10)}
 DOWN = "the shared cache does not answer: CacheError: "
@@ -81,7 +80,7 @@ def test_pages_stay_for_their_time(redis: RedisProcess) -> None:
 
     async def body() -> None:
         async with site.loader(redis.url, ttl=500) as loader:
-            await loader.load(site.entries)
+            await loader.bytes_of(site.entries)
             await until(lambda: loader.cache.written == 10, "all pages written")
         with redis.client() as client:
             times = {client.ttl(name) for name in redis.pages()}
@@ -132,8 +131,9 @@ def test_pages_over_a_batch_go_in_more_calls(redis: RedisProcess) -> None:
     async def body() -> None:
         await fill(site, redis)
         async with site.loader(redis.url) as loader:
-            assert await loader.bytes_of(site.entries) == site.pages
-            assert (loader.from_store.calls, loader.cache.calls) == (0, 4)
+            found = await loader.cache.find(site.entries)
+            assert [found[entry.version] for entry in site.entries] == list(site.pages.values())
+            assert loader.cache.calls == 4
 
     run(site, body)
 
@@ -141,30 +141,20 @@ def test_pages_over_a_batch_go_in_more_calls(redis: RedisProcess) -> None:
 def test_a_page_of_64_mb_in_a_hub_with_hardly_any_memory(redis: RedisProcess) -> None:
     """A huge page, and small ones, in a hub that may keep 64 kB, through Redis where the limit allows."""
     huge = bytes(range(251)) * ((64 << 20) // 251)
-    site = Site(
-        {"huge": huge, **{f"small {number}": b"%d" % number * 9_000 for number in range(20)}}
-    )
+    small = {f"small {number}": b"%d" % number * 9_000 for number in range(20)}
+    site = Site({"huge": huge, **small})
 
     async def body() -> None:
-        for calls in (1, 0):
-            async with (
-                site.loader(redis.url, value_max=100 << 20) as loader,
-                trio.open_nursery() as nursery,
-            ):
-                pages = Pages(nursery, Health(), loader.load, _nothing, memory=64 << 10)
+        for cold in (True, False):
+            async with site.loader(redis.url, value_max=100 << 20, memory=64 << 10) as loader:
                 for _ in range(2):
                     for entry in site.entries:
-                        assert await pages.get(entry) == site.pages[entry.path]
-                assert pages.cache.size <= len(huge) + (64 << 10)
+                        assert await loader.pages.get(entry) == site.pages[entry.path]
+                assert loader.pages.cache.size <= len(huge) + (64 << 10)
                 await until(lambda: len(redis.pages()) == 21, "all pages written")
-                assert (loader.from_store.calls > 0) == bool(calls)
-                nursery.cancel_scope.cancel()
+                assert (loader.from_store.calls > 0) == cold
 
     run(site, body)
-
-
-async def _nothing() -> set[bytes]:
-    return set()
 
 
 @given(sizes=st.lists(st.integers(1, 2 * BATCH_BYTES), max_size=40))
@@ -322,7 +312,7 @@ def test_a_restart_between_two_reads_is_not_even_seen(redis: RedisProcess) -> No
 
     async def body() -> None:
         async with site.loader(redis.url) as loader:
-            await loader.load(site.entries)
+            await loader.bytes_of(site.entries)
             await until(lambda: loader.cache.written == 10, "written")
             redis.kill()
             redis.start()
@@ -347,14 +337,14 @@ def test_a_redis_that_hangs_costs_its_deadline_once(
             redis.signal(signal.SIGSTOP)
             async with trio.open_nursery() as nursery:
                 for entry in site.entries[:6]:
-                    nursery.start_soon(_loads, loader, entry, site.pages[entry.path])
+                    nursery.start_soon(loader.cache.find, [entry])
             assert "TimeoutError: Timeout reading" in loader.cache.health.error
             asked = loader.cache.calls
             assert asked == 6
             for _ in range(20):
                 assert await loader.bytes_of(site.entries) == site.pages
             assert loader.cache.calls == asked
-            assert loader.from_store.calls == 26
+            assert loader.from_store.calls == 20
             redis.signal(signal.SIGCONT)
             turn_clock(PROBE)
             await until(lambda: loader.cache.health.up, "it is taken up again")
@@ -362,10 +352,6 @@ def test_a_redis_that_hangs_costs_its_deadline_once(
 
     run(site, body)
     assert len(log_guard.handler.records) == 2
-
-
-async def _loads(loader: Loader, entry: TreeEntry, page: bytes) -> None:
-    assert await loader.bytes_of([entry]) == {entry.path: page}
 
 
 @pytest.mark.expect_log(DOWN)
@@ -392,11 +378,11 @@ def test_a_full_redis_takes_no_pages_and_still_gives_them(log_guard: LogGuard) -
         with redis_process("--maxmemory-policy", "noeviction") as redis:
             async with site.loader(redis.url) as loader:
                 first, rest = site.entries[:5], site.entries[5:]
-                await loader.load(first)
+                await loader.bytes_of(first)
                 await until(lambda: loader.cache.written == 5, "written")
                 with redis.client() as client:
                     client.config_set("maxmemory", "1")
-                await loader.load(rest)
+                await loader.bytes_of(rest)
                 await until(lambda: loader.cache.refusal, "the refusal")
                 sets = redis.calls("set")
                 for _ in range(3):
@@ -407,7 +393,7 @@ def test_a_full_redis_takes_no_pages_and_still_gives_them(log_guard: LogGuard) -
                 with redis.client() as client:
                     client.config_set("maxmemory", "0")
                 turn_clock(PAUSE)
-                await loader.load(rest)
+                await loader.bytes_of(rest)
                 await until(lambda: loader.cache.written == 10, "taken again")
                 assert loader.cache.refusal == ""
 
@@ -436,7 +422,7 @@ def test_a_wrong_password_is_told_once_and_a_right_one_found(
                 secret.write_text("right horse ü\n")
                 turn_clock(PROBE)
                 await until(lambda: loader.cache.health.up, "it is taken up again")
-                await loader.load(site.entries)
+                await loader.bytes_of(site.entries)
                 await until(lambda: loader.cache.written == 10, "written")
                 secret.unlink()  # connections that are there go on
                 assert await loader.bytes_of(site.entries) == site.pages
@@ -480,7 +466,7 @@ def test_the_rights_that_the_documentation_names_suffice(redis: RedisProcess) ->
         where = redis.url.replace("unix://", "unix://chromafuse@")
         env = {"CHROMAFUSE_REDIS_PASSWORD": "secret"}
         async with site.loader(where, env=env) as loader:
-            await loader.load(site.entries)
+            await loader.bytes_of(site.entries)
             await until(lambda: loader.cache.written == 10, "written")
             assert await loader.bytes_of(site.entries) == site.pages
             assert (loader.from_store.calls, loader.cache.hits) == (1, 10)
@@ -764,7 +750,7 @@ def test_what_redis_has_is_served_while_the_store_is_down(
 
     async def body() -> None:
         async with site.loader(redis.url) as loader:
-            await loader.load(known)
+            await loader.bytes_of(known)
             await until(lambda: loader.cache.written == 8, "written")
         async with site.loader(redis.url) as loader:
             loader.store.script.append(Fault("fail", times=99))
@@ -776,8 +762,34 @@ def test_what_redis_has_is_served_while_the_store_is_down(
                 entry.path for entry in known
             ]
             assert {type(mixed[entry.path]) for entry in unknown} == {StoreUnavailable}
-            with pytest.raises(StoreUnavailable):
-                await loader.load(unknown)
+
+    run(site, body)
+
+
+def test_what_redis_has_does_not_wait_for_the_store(redis: RedisProcess) -> None:
+    """Of pages that are asked for together those in Redis are handed out while the store hangs with the others."""
+    site = Site(PAGES)
+    known, unknown = site.entries[:8], site.entries[8:]
+
+    async def body() -> None:
+        async with site.loader(redis.url) as loader:
+            await loader.bytes_of(known)
+            await until(lambda: loader.cache.written == 8, "written")
+        async with site.loader(redis.url) as loader:
+            loader.store.script.append(Fault("hang", times=99))
+            found: dict[str, bytes] = {}
+
+            async def read(entry: TreeEntry) -> None:
+                found[entry.path] = await loader.pages.get(entry)
+
+            async with trio.open_nursery() as nursery:
+                for entry in site.entries:
+                    nursery.start_soon(read, entry)
+                await until(lambda: loader.store.calls and len(found) == 8, "the pages in Redis")
+                assert found == {entry.path: site.pages[entry.path] for entry in known}
+                assert (loader.cache.calls, loader.from_store.calls) == (1, 1)
+                assert loader.store.calls == [("get", len(unknown))]
+                nursery.cancel_scope.cancel()
 
     run(site, body)
 

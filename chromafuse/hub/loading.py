@@ -1,7 +1,7 @@
-"""Where page bytes come from when memory has none: the seam `Load`, and the store behind it.
+"""Where page bytes come from when memory has none: the seams `Cache` and `Load`, and the load from the store.
 
-Loads stack: `CachedLoad` asks the shared cache (shared.py) before another one. Each answers for every version
-that it was asked for, and hands out nothing that was not checked against its version.
+Each load answers for every version that it was asked for, and neither seam hands out anything that was not
+checked against its version.
 
 Concurrency: stateless; any number of calls at once.
 """
@@ -50,7 +50,7 @@ class StoreLoad:
 
 
 class Cache(Protocol):
-    """Pages by version, kept somewhere else. Neither call raises: what does not work is a miss."""
+    """Pages by version, kept elsewhere (shared.py). Neither call raises: what does not work is a miss."""
 
     async def find(self, entries: Sequence[TreeEntry]) -> dict[bytes, bytes]:
         """Return those pages that are there, each checked against its version."""
@@ -60,7 +60,7 @@ class Cache(Protocol):
 
 
 class CachedLoad:
-    """Loads from a cache, and what it does not have from `load`."""
+    """Loads from a cache, and what it does not have from `load`, for who wants all of it or nothing."""
 
     def __init__(self, cache: Cache, load: Load) -> None:
         self._cache = cache

@@ -22,7 +22,7 @@ import trio
 from ..errors import ChromafuseError, PageGone, RecordDamaged, StoreError
 from ..model.entry import TreeEntry
 from .health import Health
-from .loading import Load, Outcome
+from .loading import Cache, Load, Outcome
 from .wanted import Client, Fetch, Wanted
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class PageCache:
 
 
 class Pages:
-    """Hands out page bytes, from memory or through `load`, which notes the health of what it asks.
+    """Hands out page bytes: from memory, from `shared`, or through `load`, which notes how the store is.
 
     `listed` tells the versions in the tree that is published now: what is missing and listed is damaged.
     """
@@ -93,13 +93,15 @@ class Pages:
         listed: Listed,
         *,
         memory: int = MEMORY,
+        shared: Cache | None = None,
     ) -> None:
         self.cache = PageCache(memory)
-        self.fetches = 0  # loads made
+        self.fetches = 0  # loads made, of what the shared cache did not have
         self._nursery = nursery
         self._health = health
         self._load = load
         self._listed = listed
+        self._shared = shared
         self._wanted, self._ahead = Wanted(), Wanted()  # not yet asked for
         self._pending: dict[bytes, Fetch] = {}  # wanted or asked for
         self._calls = self._ahead_calls = 0
@@ -186,6 +188,10 @@ class Pages:
         if not waiting:
             return
         try:
+            # First and by itself: what the shared cache has must not wait for a store that hangs.
+            self._settle(waiting, await self._find([fetch.entry for fetch in waiting.values()]))
+            if not waiting:
+                return
             settled, wrong = await self._ask([fetch.entry for fetch in waiting.values()])
             self._settle(waiting, settled)
             if wrong:
@@ -203,14 +209,25 @@ class Pages:
             del self._pending[version]
             fetch.done.set()
 
-    async def _ask(self, entries: Sequence[TreeEntry]) -> tuple[dict[bytes, Outcome], list[_Wrong]]:
+    async def _find(self, entries: Sequence[TreeEntry]) -> dict[bytes, bytes]:
+        """Return what the shared cache has."""
+        if self._shared is None:
+            return {}
+        found = await self._shared.find(entries)
+        for version, page in found.items():
+            self.cache.put(version, page)
+        return found
+
+    async def _ask(
+        self, entries: Sequence[TreeEntry]
+    ) -> tuple[Mapping[bytes, Outcome], list[_Wrong]]:
         """Make one call; return what it settles, and the pages that the store answered wrongly."""
         self.fetches += 1
         try:
             loaded = await self._load(entries)
         except StoreError as exc:
             return dict.fromkeys((entry.version for entry in entries), exc), []
-        settled: dict[bytes, Outcome] = {}
+        settled: dict[bytes, bytes] = {}
         wrong: list[_Wrong] = []
         for entry in entries:
             page = loaded[entry.version]
@@ -220,6 +237,8 @@ class Pages:
                 settled[entry.version] = page
             else:
                 wrong.append((entry, page))
+        if self._shared is not None:
+            self._shared.keep(settled)
         return settled, wrong
 
     async def _explain(self, wrong: Sequence[_Wrong]) -> dict[bytes, Outcome]:

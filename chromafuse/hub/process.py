@@ -37,7 +37,7 @@ from ..store.location import StoreLocation, open_store
 from ..store.protocol import Store
 from ..store.reader import load_root
 from .health import Health
-from .loading import CachedLoad, StoreLoad
+from .loading import StoreLoad
 from .pages import MEMORY, Pages
 from .redislocation import RedisSettings
 from .redisserver import RedisServer
@@ -193,9 +193,10 @@ class Hub:
             self._pages = Pages(
                 nursery,
                 self._health,
-                CachedLoad(self._shared, load) if self._shared else load,
+                load,
                 trees.listed,
                 memory=self._start.memory,
+                shared=self._shared,
             )
             self._session = Session(stream, scope, self._pages, self._health)
             nursery.start_soon(self._speak, self._session)

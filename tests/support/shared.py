@@ -1,4 +1,4 @@
-"""The part of a hub that loads pages, over a store in memory and a real Redis."""
+"""The part of a hub that has pages, over a store in memory and a real Redis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import trio
 from trio.testing import MockClock
 
 from chromafuse.hub.health import Health
-from chromafuse.hub.loading import CachedLoad, Outcome, StoreLoad
+from chromafuse.hub.loading import Outcome, StoreLoad
+from chromafuse.hub.pages import MEMORY, PageCache, Pages
 from chromafuse.hub.redislocation import RedisLocation, RedisSettings, parse_redis
 from chromafuse.hub.redisserver import RedisServer
 from chromafuse.hub.shared import SharedCache
@@ -26,18 +27,18 @@ PATIENCE = 20_000  # ms; a busy machine must not look like a Redis that hangs
 
 @dataclass
 class Loader:
-    """What a hub loads pages with."""
+    """What a hub has pages from."""
 
     store: FaultyStore
     from_store: StoreLoad
     cache: SharedCache
-    load: CachedLoad
+    pages: Pages
 
     async def bytes_of(self, entries: Sequence[TreeEntry]) -> dict[str, Outcome]:
-        """Load pages; return them by path."""
-        loaded = await self.load(entries)
-        assert set(loaded) == {entry.version for entry in entries}
-        return {entry.path: loaded[entry.version] for entry in entries}
+        """Return pages by path, as if the hub had none of them in memory."""
+        self.pages.cache = PageCache()
+        outcomes = await self.pages.get_ahead(entries, None)
+        return {entry.path: page for entry, page in zip(entries, outcomes, strict=True)}
 
 
 class Site:
@@ -55,6 +56,9 @@ class Site:
         expected = await find_root(self.memory)
         await publish(self.memory, ConstantEmbedder(), plan, expected=expected)
 
+    async def _listed(self) -> set[bytes]:
+        return {entry.version for entry in self.entries}
+
     @asynccontextmanager
     async def loader(
         self,
@@ -63,17 +67,20 @@ class Site:
         ttl: int = 1000,
         value_max: int = 8 << 20,
         timeout_ms: int = PATIENCE,
+        memory: int = MEMORY,
         env: Mapping[str, str] | None = None,
     ) -> AsyncIterator[Loader]:
         """Have what one hub loads with, as long as it is needed."""
         location = parse_redis(where) if isinstance(where, str) else where
         settings = RedisSettings(location, ttl, value_max, timeout_ms)
         store = FaultyStore(self.memory)
-        from_store = StoreLoad(store, Health())
+        health = Health()
+        from_store = StoreLoad(store, health)
         cache = SharedCache(RedisServer(location, timeout_ms / 1000, env or {}), settings)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cache.run)
-            yield Loader(store, from_store, cache, CachedLoad(cache, from_store))
+            pages = Pages(nursery, health, from_store, self._listed, memory=memory, shared=cache)
+            yield Loader(store, from_store, cache, pages)
             nursery.cancel_scope.cancel()
 
 
