@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyfuse3
 
-from ..model.snapshot import BLOCK, Snapshot
+from ..model.snapshot import BLOCK, DIRECTORY, Snapshot
 
 FOREVER = float("inf")  # libfuse takes it for the longest timeout there is
 DIRECTORY_SIZE = 4096  # bytes; what ext4 shows for a small one
@@ -68,6 +68,29 @@ def of(owner: Owner, snapshot: Snapshot, inode: int) -> pyfuse3.EntryAttributes:
     if snapshot.is_directory(inode):
         return directory(owner, inode, mtime_ns)
     return page(owner, inode, snapshot.size(inode), mtime_ns)
+
+
+class Listing:
+    """The attributes of one entry after another: readdir_reply copies them, so one object does for all."""
+
+    def __init__(self, owner: Owner, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._page = page(owner, 0, 0, 0)
+        self._directory = directory(owner, 0, 0)
+
+    def of(self, inode: int) -> pyfuse3.EntryAttributes:
+        """Return the attributes of a node that exists; valid until the next call."""
+        size = self._snapshot.size(inode)
+        if size == DIRECTORY:
+            entry = self._directory
+        else:
+            entry = self._page
+            entry.st_size = size
+            entry.st_blocks = -(-size // BLOCK)
+        entry.st_ino = pyfuse3.InodeT(inode)
+        mtime_ns = self._snapshot.mtime_ns(inode)
+        entry.st_atime_ns = entry.st_ctime_ns = entry.st_mtime_ns = mtime_ns
+        return entry
 
 
 def filesystem(snapshot: Snapshot) -> pyfuse3.StatvfsData:

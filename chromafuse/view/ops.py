@@ -70,6 +70,7 @@ class Operations(pyfuse3.Operations):
         self._control = control
         self._reader = reader
         self._owner = owner
+        self._listing = attributes.Listing(owner, snapshot)
         self._statfs = attributes.filesystem(snapshot)
         self._written: set[int] = set()
         self._wrote = trio.Event()
@@ -103,12 +104,14 @@ class Operations(pyfuse3.Operations):
         return pyfuse3.FileHandleT(inode)
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        if start_id and not self._control.owns(fh):  # whoever goes on has taken in what came before
-            self._reader.listed(fh)
+        self._require_directory(fh)
+        attributes_of = self._listing.of
+        if self._control.owns(fh):
+            attributes_of = self._attributes
+        elif start_id:
+            self._reader.listed(fh)  # whoever goes on has taken in what came before
         for position, name, inode in self._entries(fh, start_id):
-            if not pyfuse3.readdir_reply(
-                token, pyfuse3.FileNameT(name), self._attributes(inode), position
-            ):
+            if not pyfuse3.readdir_reply(token, FileNameT(name), attributes_of(inode), position):
                 break
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
@@ -203,7 +206,6 @@ class Operations(pyfuse3.Operations):
 
     def _entries(self, inode: int, after: int) -> Iterator[tuple[int, bytes, int]]:
         """Yield (position, name, inode) of a directory's entries that come after position `after`."""
-        self._require_directory(inode)
         if self._control.owns(inode):
             parent = self._control.parent(inode)
             shown = self._control.children(inode)[max(0, after - _DOTS) :]

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 LIMIT = 16 << 20  # bytes that wait for the kernel
 KEPT = 2.0  # s without any page coming or going, after which those that wait are dropped
+JOIN = 2.0  # s that the end waits for the worker
 HOLD = 0.02  # s that a read waits for the neighbours of its page to be handed over
 Pages = Sequence[tuple[int, memoryview]]
 
@@ -62,6 +63,7 @@ class Pusher:
         self._queued: set[int] = set()  # what is in there
         self._reading: dict[int, int] = {}  # inode -> reads that wait
         self._current = 0  # the inode that is being handed over
+        self._ended = False
         self._done = trio.Event()
 
     def take(self, pages: Pages) -> None:
@@ -108,7 +110,8 @@ class Pusher:
     async def run(self) -> NoReturn:
         """Hand pages to the kernel as long as the mount lives."""
         token = trio.lowlevel.current_trio_token()
-        Thread(target=self._work, args=(token,), name="push", daemon=True).start()
+        worker = Thread(target=self._work, args=(token,), name="push", daemon=True)
+        worker.start()
         try:
             while True:
                 seen = self._came, self._went
@@ -116,7 +119,11 @@ class Pusher:
                 if self._held and seen == (self._came, self._went):
                     self._due.put(())  # whoever was on the way to them has stopped
         finally:
+            self._ended = True
             self._due.put(None)
+            # The session must not be closed under it. A kernel that keeps it longer is left to the supervisor.
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(worker.join, JOIN)
 
     async def _ask(self, inode: int, offset: int, size: int) -> bytes | memoryview:
         again = bool(self._known[inode]) and not offset
@@ -138,6 +145,8 @@ class Pusher:
     def _work(self, token: trio.lowlevel.TrioToken) -> None:
         while (due := self._due.get()) is not None:
             for inode in due:
+                if self._ended:
+                    return
                 self._queued.discard(inode)
                 page = self._held.get(inode)
                 if page is not None and self._hand_over(inode, page):
