@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from . import __version__
-from .commands import COMMANDS
+from .commands import COMMANDS, TOOLS, run_tool
 from .errors import UsageError
 from .outcome import outcome_of, say
 
@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] and arguments[0] in TOOLS:
+        run_tool(arguments[0], arguments[1:])
     word = next((word for word in arguments if not word.startswith("-")), "")
     parser = _parser(word)
     if not arguments:

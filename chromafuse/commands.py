@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .errors import ChromafuseError, UsageError, UserError
 from .outcome import leaf, outcome_of, say
@@ -427,6 +427,48 @@ def _export(args: argparse.Namespace) -> int:
     return 0
 
 
+# -- grep, rg, shims
+
+
+def _declare_nothing(parser: argparse.ArgumentParser) -> None:
+    """Take no argument: all are the tool's own, see run_tool."""
+
+
+def _run_no_tool(args: argparse.Namespace) -> int:
+    raise UsageError(
+        f"`chromafuse {args.command}` takes the arguments of {args.command} and no others"
+    )
+
+
+def run_tool(tool: str, words: Sequence[str]) -> NoReturn:
+    """Become grep or rg. All words are the tool's own, but for `--explain` as the first one."""
+    from .search import shim
+
+    explain = words[:1] == ["--explain"]
+    own = [os.fsencode(word) for word in words[explain:]]
+    shim.run(tool, own, shim.Mounts(), explain=explain)
+    raise AssertionError("unreachable: the process has become the tool")
+
+
+def _declare_shims(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR", help="where to; made if it is missing")
+
+
+def _shims(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from .search.shims import NAMES, write_shims
+
+    if not args.directory:
+        raise UsageError("DIR is empty; name a directory")
+    directory = Path(args.directory).absolute()
+    write_shims(directory)
+    say(f"{', '.join(NAMES)} are in {printable(str(directory))}; put it first on PATH")
+    return 0
+
+
+TOOLS = ("grep", "rg")  # commands whose arguments are a tool's own
+
 COMMANDS = {
     "ingest": Command(
         "Publish a directory of pages in a collection.",
@@ -473,5 +515,23 @@ COMMANDS = {
             "chromafuse export ./store ./copy --group billing",
             "chromafuse export ./store - | tar -tv",
         ),
+    ),
+    "grep": Command(
+        "Run grep, in mounts on the pages that can match alone; its own arguments and exit codes.",
+        _declare_nothing,
+        _run_no_tool,
+        ("chromafuse grep -rn WORD /mnt/docs", "chromafuse grep --explain -rn WORD /mnt/docs"),
+    ),
+    "rg": Command(
+        "Run ripgrep, in mounts on the pages that can match alone.",
+        _declare_nothing,
+        _run_no_tool,
+        ("chromafuse rg WORD /mnt/docs",),
+    ),
+    "shims": Command(
+        "Write a grep, egrep, fgrep and rg of this kind, for the PATH of a sandbox.",
+        _declare_shims,
+        _shims,
+        ("chromafuse shims ./bin",),
     ),
 }

@@ -23,7 +23,8 @@ from tests.support.mounts import small_store  # noqa: F401
 from tests.support.program import PROGRAM, chromafuse, environment, ok
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ["export", "ingest", "mount", "status", "umount", "verify"]
+TOOLS = ["grep", "rg"]  # whose arguments are the tool's own
+COMMANDS = ["export", "ingest", "mount", "shims", "status", "umount", "verify"]
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -42,12 +43,14 @@ def test_without_words_there_is_help(tmp_path: Path) -> None:
     assert (bare.returncode, asked.returncode) == (2, 0)
     assert bare.stdout == asked.stdout
     assert (bare.stderr, asked.stderr) == ("", "")
-    assert sorted(re.findall(r"^    (\w+)  ", asked.stdout, re.MULTILINE)) == COMMANDS
+    assert sorted(re.findall(r"^    (\w+)  ", asked.stdout, re.MULTILINE)) == sorted(
+        COMMANDS + TOOLS
+    )
 
 
 def test_commands_are_those_that_exist() -> None:
     """There is no command of a later time."""
-    assert sorted(commands.COMMANDS) == COMMANDS
+    assert sorted(commands.COMMANDS) == sorted(COMMANDS + TOOLS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -55,6 +58,14 @@ def test_every_command_has_help(tmp_path: Path, command: str) -> None:
     """`COMMAND --help` succeeds and says what the command does."""
     said = ok(chromafuse(tmp_path, command, "--help"))
     assert commands.COMMANDS[command].help in said
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_tool_has_its_own_help(tmp_path: Path, tool: str) -> None:
+    """`chromafuse grep --help` is what `grep --help` says, and so is every exit code."""
+    own = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True)
+    assert ok(chromafuse(tmp_path, tool, "--help")) == own.stdout
+    assert chromafuse(tmp_path, tool, "--no-such-option").returncode == 2
 
 
 def test_help_loads_nothing_slow(tmp_path: Path) -> None:

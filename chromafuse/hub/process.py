@@ -37,13 +37,17 @@ from ..store.location import StoreLocation, open_store
 from ..store.protocol import Store
 from ..store.reader import load_root
 from .health import Health
-from .loading import StoreLoad
+from .indexing import Indexing, Remembered, index_key
+from .loading import CachedLoad, Load, StoreLoad
 from .pages import MEMORY, Pages
+from .prefilter import Prefilter
+from .queries import Queries
 from .redislocation import RedisSettings
 from .redisserver import RedisServer
 from .scope import Scope
 from .session import Session
 from .shared import SharedCache
+from .storesearch import StoreSearch
 from .treecache import TreeCache
 from .trees import Trees
 
@@ -190,6 +194,7 @@ class Hub:
         self._load = load = StoreLoad(store, self._health)
         stream = _stream(self._start.link_fd)
         async with trio.open_nursery() as nursery:
+            cached = CachedLoad(self._shared, load) if self._shared else load
             self._pages = Pages(
                 nursery,
                 self._health,
@@ -198,12 +203,28 @@ class Hub:
                 memory=self._start.memory,
                 shared=self._shared,
             )
-            self._session = Session(stream, scope, self._pages, self._health)
+            indexing = self._index(tree, CachedLoad(Remembered(self._pages.cache.get), cached))
+            prefilter = Prefilter(indexing, StoreSearch(store, tree))
+            queries = Queries(scope, prefilter)
+            self._session = Session(stream, scope, self._pages, self._health, queries)
+            nursery.start_soon(indexing.run)
+            nursery.start_soon(prefilter.run)
             nursery.start_soon(self._speak, self._session)
             nursery.start_soon(self._health.probe, lambda: load_root(store))
             await self._control.send(
                 "ready", **self._facts, pages=scope.pages, warnings=_warnings(tree, scope)
             )
+
+    def _index(self, tree: PathTree, load: Load) -> Indexing:
+        """Return what keeps the index of a tree; it gives way to the reads of the view."""
+        location, cache_dir = self._start.location, self._start.cache_dir
+        return Indexing(
+            cache_dir / "index" if cache_dir else None,
+            index_key(location),
+            tree.entries,
+            load,
+            activity=lambda: self._session.requests if self._session else 0,
+        )
 
     async def _speak(self, session: Session) -> None:
         """Serve the link; without it this hub is of no use, and its successor gets a new one.

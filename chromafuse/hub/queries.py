@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..errors import ProtocolError, StaleInode
-from ..search import ripgrep
+from ..search import gnu, ripgrep
 from ..search.needs import Needs
 from ..search.plan import Plain, Plan, Request, Send
 from ..search.query import (
@@ -34,6 +34,9 @@ Planner = Callable[[Request], Plan | Plain | Send]
 Push = Callable[[Sequence[int]], None]  # sends pages of these inodes ahead; returns at once
 
 PLANNERS: Mapping[str, Planner] = {
+    "grep": gnu.plan,
+    "egrep": gnu.plan,
+    "fgrep": gnu.plan,
     "rg": ripgrep.plan,
 }
 
