@@ -66,7 +66,7 @@ def _table(table: Table) -> str:
                     row.contender + (f"; {row.note}" if row.note else ""),
                     f"{row.ms:,.0f}" if row.ms >= 100 else f"{row.ms:.1f}",
                     *("" if ratio is None else results.times(ratio) for ratio in ratios),
-                    *(results.costs(row.used) if costs else ()),
+                    *(results.costs(row) if costs else ()),
                 ]
             )
         )

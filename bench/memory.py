@@ -79,7 +79,7 @@ async def store_tree(url: str, entries: Sequence[TreeEntry]) -> None:
         Row(id, part, {"part": k}, _VECTOR)
         for k, (id, part) in enumerate(zip(root.part_ids(), parts, strict=True))
     ]
-    async with open_store(parse_store(url), create=True) as store:
+    async with open_store(parse_store(url), create=True, deadline=60) as store:
         await store.upsert(rows)
         document, metadata = encode_root(root)
         await store.upsert([Row(ROOT_ID, document, metadata, _VECTOR)])

@@ -35,6 +35,7 @@ class Row:
     lines: int
     used: Usage | None = None
     note: str = ""
+    requests: list[int] = field(default_factory=list)  # that reached the view, of each run
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ def rows_of(work: str, runs: Mapping[str, Sequence[Run]], bases: Sequence[str]) 
                 lines,
                 usage.median(used) if used else None,
                 "" if lines == expected else f"printed {lines:,} lines, not {expected:,}",
+                [round(one.requests) for one in used],
             )
         )
     return rows
@@ -148,7 +150,7 @@ def grid(table: Table) -> Grid:
             row.contender + (f" ({row.note})" if row.note else ""),
             f"{row.ms:,.1f}",
             *("" if ratio is None else times(ratio) for ratio in ratios),
-            *costs(row.used),
+            *costs(row),
         )
     for work, rounds in table.repeated.items():
         result.add_row(f"[dim]{work}[/dim]", f"[dim]{rounds} rounds disturbed and repeated[/dim]")
@@ -162,13 +164,15 @@ def times(ratio: float) -> str:
     return f"{ratio:,.2f}" if ratio >= 0.1 else f"1/{1 / ratio:,.0f}"
 
 
-def costs(used: Usage | None) -> list[str]:
+def costs(row: Row) -> list[str]:
     """Return the five cells of what a run cost, empty where nothing of ours was mounted."""
+    used = row.used
     if used is None:
         return [""] * 5
+    low, high = min(row.requests, default=0), max(row.requests, default=0)
     cpu = (used.cpu_view, used.cpu_hub, used.cpu_store)
     return [
-        f"{used.requests:,.0f}",
+        f"{used.requests:,.0f}" + (f" ({low:,}..{high:,})" if low < high else ""),
         f"{used.asked:,.0f}",
         f"{used.fetches:,.0f}",
         f"{used.fetched / (1 << 20):,.1f}",

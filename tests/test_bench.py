@@ -183,6 +183,7 @@ TABLE = Table(
             4,
             Usage(1234, 20, 3, 2 << 20, 0.5, 0.25, 0.125),
             "printed 4 lines, not 5",
+            [1200, 1268],
         ),
     ],
     [("rg", "no rg here")],
@@ -209,6 +210,7 @@ def test_rows_have_ratios_to_what_ran_and_say_what_differs() -> None:
             4,
             Usage(3),
             "printed 4 lines, not 5",
+            [1, 5, 3],
         ),
     ]
 
@@ -262,7 +264,7 @@ def test_the_printed_table() -> None:
         "| work | on | ms | / plain copy | / plain script | requests | to hub | fetches | MB fetched "
         "| CPU ms view / hub / store |",
         "| grep -r | plain copy | 10.0 | 1.00 | | | | | | |",
-        "| grep -r | chromafuse (printed 4 lines, not 5) | 11.0 | 1.10 | 1/100 | 1,234 | 20 | 3 | 2.0 "
+        "| grep -r | chromafuse (printed 4 lines, not 5) | 11.0 | 1.10 | 1/100 | 1,234 (1,200..1,268) | 20 | 3 | 2.0 "
         "| 500 / 250 / 125 |",
         "| grep -r | 2 rounds disturbed and repeated | | | | | | | | |",
         "| rg | left out: no rg here | | | | | | | | |",
@@ -300,7 +302,7 @@ def test_tables_go_into_texts_where_they_belong() -> None:
         " CPU ms: view / hub / store |\n"
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| `grep -r` | plain copy | 10.0 | 1.00 | | | | | | |\n"
-        "| | chromafuse; printed 4 lines, not 5 | 11.0 | 1.10 | 1/100 | 1,234 | 20 | 3 | 2.0 |"
+        "| | chromafuse; printed 4 lines, not 5 | 11.0 | 1.10 | 1/100 | 1,234 (1,200..1,268) | 20 | 3 | 2.0 |"
         " 500 / 250 / 125 |\n"
         "\nLeft out: rg: no rg here.\n"
     )
