@@ -18,7 +18,7 @@ Concurrency: used on the trio thread only; changed between awaits.
 from __future__ import annotations
 
 import errno
-import secrets
+import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -170,7 +170,7 @@ class QueryFiles:
 
     def _keep(self, answer: bytes) -> bytes:
         """Keep an answer that did not fit; return its name."""
-        name, inode = secrets.token_hex(16).encode(), self._new_inode()
+        name, inode = os.urandom(16).hex().encode(), self._new_inode()
         self._answers[name] = inode, answer
         self._named[inode] = name
         self._bytes += len(answer)
