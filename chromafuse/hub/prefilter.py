@@ -116,7 +116,7 @@ class Prefilter:
             try:
                 await self._search.prepare()
             except (NoAnswer, StoreError) as exc:
-                log.info("the store's search is not used: %s", exc)
+                log.debug("the store's search is not used: %s", exc)
 
     async def candidates(self, needs: Needs) -> Candidates | Unknown:
         """Return all pages that can fulfil `needs`, whoever may see them."""
