@@ -185,7 +185,7 @@ def test_what_a_pattern_needs(
         (["-iF", "é"], NONE),
         (["-P", "(?<=import )\\w+"], [["import "]]),
         (["-P", "get(?!_)"], [["get"]]),
-        (["-P", "foo\\Kbar"], NONE),
+        (["-P", "foo(*SKIP)bar"], NONE),
         (["-P", "foo\\nbar"], "a pattern over several lines"),
         (["-P", "(?i)foo"], [["foo"]]),
         (["foo" * 4000], "a long pattern"),

@@ -131,7 +131,7 @@ def _needs(patterns: list[bytes], matcher: str, *, fold: bool) -> tuple[Need, ..
         return Plain("a pattern that is not UTF-8")
     if any("\0" in text for text in texts):
         return Plain("a pattern with a NUL")
-    if any(len(text) > MOST_CHARACTERS for text in texts):
+    if sum(map(len, texts)) > MOST_CHARACTERS:
         return Plain("a long pattern")
     found: dict[Need, None] = {}
     for text in texts:

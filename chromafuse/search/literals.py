@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from re import _parser  # type: ignore[attr-defined]  # no public module has the tree
 from typing import Any, Final
 
@@ -25,10 +26,11 @@ ANY_TEXT: Final = "(?:.*)"
 MAYBE_CHARACTER: Final = "(?:.?)"
 NOTHING: Final = "(?:)"
 
-MOST_CHARACTERS: Final = 8192  # of one expression; the work grows with its square
+MOST_CHARACTERS: Final = 4096  # of one expression; the work grows with its square
 _MOST_EXACT: Final = 32  # strings carried along; more end the literals before them
 _MOST_ALTERNATIVES: Final = 256  # literals of one clause
 _MOST_CLAUSES: Final = 4
+_LONGEST: Final = 256  # characters of a literal; a part of it says enough
 _TELLING: Final = 3  # characters of a literal that some pages do not have
 _MOST_LISTED: Final = 16  # characters of a class that are tried one by one
 
@@ -61,7 +63,7 @@ def quote(text: str) -> str:
 
 def literal_need(text: str, *, fold: bool = False) -> Need | None:
     """Return what a page needs for the fixed string `text`; None where it needs nothing."""
-    return _need(_sequence([_literal(char, fold) for char in text]), fold)
+    return _need(_sequence(_text(text, fold)), fold)
 
 
 def need_of(pattern: str, *, fold: bool = False) -> Need | None:
@@ -90,14 +92,18 @@ def _parse(pattern: str) -> tuple[Any, bool]:
 
 def _tree(nodes: Iterable[tuple[Any, Any]], fold: bool) -> _Part:
     """Return what a concatenation of nodes matches."""
-    return _sequence([_node(str(op), argument, fold) for op, argument in nodes])
+    parts: list[_Part] = []
+    for op, run in groupby(nodes, key=lambda node: str(node[0])):
+        if op == "LITERAL":
+            parts += _text("".join(chr(code) for _, code in run), fold)
+        else:
+            parts += [_node(op, argument, fold) for _, argument in run]
+    return _sequence(parts)
 
 
 def _node(op: str, argument: Any, fold: bool) -> _Part:
     """Return what one node of the tree matches."""
     match op:
-        case "LITERAL":
-            return _literal(chr(argument), fold)
         case "NOT_LITERAL" | "ANY" | "ASSERT_NOT" | "GROUPREF":
             return _ANYTHING
         case "ASSERT":  # its text is in the page, where the rest may match it again
@@ -122,12 +128,15 @@ def _node(op: str, argument: Any, fold: bool) -> _Part:
             raise _Unknown
 
 
-def _literal(char: str, ignore_case: bool) -> _Part:
-    """Return what one character matches: in any case, anything where it is beyond ASCII."""
+def _text(text: str, ignore_case: bool) -> list[_Part]:
+    """Return what a run of characters matches: in any case, and then anything for those beyond ASCII."""
     if not ignore_case:
-        return _Part(exact=frozenset([char]))
+        return [_Part(exact=frozenset([text]))]
     # Beyond ASCII each tool folds by tables of its own.
-    return _Part(exact=frozenset([fold(char)])) if char.isascii() else _ANYTHING
+    return [
+        _Part(exact=frozenset([fold("".join(run))])) if plain else _ANYTHING
+        for plain, run in groupby(text, key=str.isascii)
+    ]
 
 
 def _class(items: Sequence[tuple[Any, Any]], fold: bool) -> _Part:
@@ -144,7 +153,7 @@ def _class(items: Sequence[tuple[Any, Any]], fold: bool) -> _Part:
     # A tool that works by bytes takes a character beyond ASCII for several.
     if len(chars) > _MOST_LISTED or any(char > 0x7F for char in chars):
         return _ANYTHING
-    return _alternation([_literal(chr(char), fold) for char in sorted(chars)])
+    return _alternation([_sequence(_text(chr(char), fold)) for char in sorted(chars)])
 
 
 def _product(left: _Strings, right: _Strings) -> _Strings | None:
@@ -214,9 +223,9 @@ def _useful(clauses: Iterable[_Strings]) -> tuple[_Strings, ...]:
     asking = {_shortest(clause) for clause in clauses if clause and "" not in clause}
     chosen: list[_Strings] = []
     for clause in sorted(asking, key=_worth, reverse=True):
-        if not any(_implies(other, clause) for other in chosen):
+        if len(chosen) < _MOST_CLAUSES and not any(_implies(one, clause) for one in chosen):
             chosen.append(clause)
-    return tuple(chosen[:_MOST_CLAUSES])
+    return tuple(chosen)
 
 
 def _shortest(clause: _Strings) -> _Strings:
@@ -247,7 +256,8 @@ def _need(part: _Part, fold: bool) -> Need | None:
         part
     )  # one with a short literal fits nearly every page: only if there is no other
     telling = tuple(clause for clause in clauses if min(map(len, clause)) >= _TELLING)
-    return Need(telling or clauses[:1], fold) if clauses else None
+    cut = [frozenset(one[:_LONGEST] for one in clause) for clause in telling or clauses[:1]]
+    return Need(tuple(cut), fold) if cut else None
 
 
 # Pattern -> its tree. If the parser ever says something else, we no longer know what it says.
