@@ -170,7 +170,7 @@ class QueryFiles:
 
     def _keep(self, answer: bytes) -> bytes:
         """Keep an answer that did not fit; return its name."""
-        name, inode = os.urandom(16).hex().encode(), self._new_inode()
+        name, inode = b"_" + os.urandom(16).hex().encode(), self._new_inode()
         self._answers[name] = inode, answer
         self._named[inode] = name
         self._bytes += len(answer)
