@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     elif args.questions[0] == "docs":
         _write_docs(Path(args.questions[1]))
     else:
-        document = measure(args.questions, args.pages, args.rounds, args.json)
+        document = measure(args)
         _show(document)
     return 0
 
@@ -96,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=_rounds, default=5, help="runs of each work (default: 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures in this file")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep copy and stores there, for later runs"
+    )
     return parser
 
 
@@ -135,10 +138,9 @@ def _rounds(text: str) -> int:
     return int(text)
 
 
-def measure(
-    names: Sequence[str], pages: int | None, rounds: int, kept: Path | None
-) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Answer questions; return the figures. They are in the file after each question, so that none is lost."""
+    names, pages = args.questions, args.pages
     document: dict[str, Any] = {"tables": []}
     by_pages: dict[int, list[str]] = {}
     for name in names:
@@ -148,16 +150,16 @@ def measure(
     for wanted, some in by_pages.items():
         with workplace() as root, ExitStack() as stack:
             mounted.settle_in(root)
-            lab = Lab(root, stack, wanted, rounds)
+            lab = Lab(root, stack, wanted, args.rounds, args.keep)
             for name in some:
                 busy = round(usage.busy_share(), 2)
                 table = results.to_json(replace(QUESTIONS[name].ask(lab), busy=busy))
                 document = results.merge(document, {"tables": [table]})
-                _keep(kept, {"machine": machine(), "tables": [table]})
+                _keep(args.json, {"machine": machine(), "tables": [table]})
     if MEMORY in names:
         found = memory.run([pages] if pages else MEMORY_PAGES)
         document[MEMORY] = found
-        _keep(kept, {"machine": machine(), "tables": [], MEMORY: found})
+        _keep(args.json, {"machine": machine(), "tables": [], MEMORY: found})
     return {"machine": machine(), **document}
 
 

@@ -35,16 +35,24 @@ class Corpus:
 def make(root: Path, pages: int) -> Corpus:
     """Write pages below `root`: as many as asked for, or the real ones for REAL where they are present."""
     root.mkdir(parents=True)
-    archives = sorted(CORPORA.glob("*.tar.xz")) if pages == REAL else []
+    archives = _archives(pages)
     for archive in archives:
         subprocess.run(["tar", "xJf", str(archive), "-C", str(root)], check=True)
-    if archives:
-        what = f"{len(archives)} documentation sites"
-    else:
-        what = f"{GENERATED} (seed 1)"
+    if not archives:
         _generate(root, pages or _INSTEAD)
+    return describe(root, pages)
+
+
+def describe(root: Path, pages: int) -> Corpus:
+    """Return what `make` wrote below `root`."""
+    archives = _archives(pages)
+    what = f"{len(archives)} documentation sites" if archives else f"{GENERATED} (seed 1)"
     sizes = [path.stat().st_size for path in root.rglob("*") if path.is_file()]
     return Corpus(root, what, len(sizes), sum(sizes))
+
+
+def _archives(pages: int) -> list[Path]:
+    return sorted(CORPORA.glob("*.tar.xz")) if pages == REAL else []
 
 
 def _generate(root: Path, pages: int) -> None:

@@ -1,12 +1,13 @@
 """What the questions share in one run: the corpus, stores that hold it, mounts of them.
 
-All is made when it is first asked for, and ends with the run.
+All is made when it is first asked for, and ends with the run; copy and stores may be kept for the next one.
 
 Concurrency: one thread.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,15 +27,20 @@ COLLECTION = "docs"  # what ingest and mount take where none is named
 class Lab:
     """One corpus in one directory, and everything over it."""
 
-    def __init__(self, root: Path, stack: ExitStack, pages: int, rounds: int) -> None:
+    def __init__(
+        self, root: Path, stack: ExitStack, pages: int, rounds: int, kept: Path | None = None
+    ) -> None:
         self.root, self.rounds = root, rounds
         self._stack, self._pages = stack, pages
+        self._home = root if kept is None else kept.resolve() / str(pages)
         self._places = 0
 
     @cached_property
     def corpus(self) -> Corpus:
         """The pages on disk: the copy that everything is compared with."""
-        made = corpus.make(self.root / "copy", self._pages)
+        copy = self._home / "copy"
+        with _making(copy) as new:
+            made = corpus.make(copy, self._pages) if new else corpus.describe(copy, self._pages)
         say(f"{made.files:,} files, {made.size >> 20} MB, {made.what}")
         return made
 
@@ -46,15 +52,20 @@ class Lab:
     @cached_property
     def embedded(self) -> str:
         """An embedded store with the corpus in it."""
-        store = str(self.root / "store")
-        say(f"ingest into a directory: {mounted.ingest(self.corpus.root, store):.1f} s")
-        return store
+        store, source = self._home / "store", self.corpus.root
+        with _making(store) as new:
+            if new:
+                say(f"ingest into a directory: {mounted.ingest(source, str(store)):.1f} s")
+        return str(store)
 
     @cached_property
     def server(self) -> Server:
         """A Chroma server with the corpus in it."""
-        found = self._stack.enter_context(server.serve(self.root / "server"))
-        say(f"ingest into a server: {mounted.ingest(self.corpus.root, found.url):.1f} s")
+        home, source = self._home / "server", self.corpus.root
+        with _making(home) as new:
+            found = self._stack.enter_context(server.serve(home))
+            if new:
+                say(f"ingest into a server: {mounted.ingest(source, found.url):.1f} s")
         return found
 
     @contextmanager
@@ -80,6 +91,18 @@ class Lab:
         command = python_host(name, store, COLLECTION)
         with program(command, self.root / f"{name}.log") as started:
             yield started
+
+
+@contextmanager
+def _making(path: Path) -> Iterator[bool]:
+    """Say whether `path` has to be made; half made ones, of a run that failed, are made anew."""
+    done = path.with_name(f"{path.name}.done")
+    new = not done.exists()
+    if new:
+        shutil.rmtree(path, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    yield new
+    done.touch()
 
 
 def say(text: str) -> None:

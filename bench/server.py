@@ -37,7 +37,7 @@ class Server:
 @contextmanager
 def serve(home: Path) -> Iterator[Server]:
     """Run a server over a directory below `home`."""
-    home.mkdir(parents=True)
+    home.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     command = [
         os.path.join(os.path.dirname(sys.executable), "chroma"),

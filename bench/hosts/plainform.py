@@ -47,11 +47,11 @@ def main(port: int, name: str, tree: Path) -> None:
     listed = json.dumps({slug: {"isPublic": True, "groups": []} for slug in pages})
     rows.append(("__path_tree__", listed, {"page_slug": "", "chunk_index": 0}))
     client = chromadb.HttpClient(host="127.0.0.1", port=port)
-    collection = client.create_collection(name, embedding_function=None)
+    collection = client.get_or_create_collection(name, embedding_function=None)
     vector: Any = [[1.0]]
     for at in range(0, len(rows), BATCH):
         ids, documents, metadatas = zip(*rows[at : at + BATCH], strict=True)
-        collection.add(
+        collection.upsert(
             ids=list(ids),
             documents=list(documents),
             metadatas=list(metadatas),
