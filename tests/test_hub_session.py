@@ -483,7 +483,7 @@ def test_a_bug_in_a_read_is_eio_and_the_link_goes_on() -> None:
         await view.greet()
         get = rig.pages.get
 
-        async def bug(entry: TreeEntry) -> bytes:
+        async def bug(entry: TreeEntry, client: object) -> bytes:
             raise ZeroDivisionError
 
         rig.pages.get = bug  # type: ignore[method-assign]
