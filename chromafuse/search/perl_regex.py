@@ -1,61 +1,99 @@
-"""Perl's regular expressions, as PCRE2 reads them, checked for the literals in them.
+"""Perl's regular expressions, as PCRE2 reads them, rewritten for the literals in them.
 
-Python's dialect is nearly PCRE2's. What both read alike is listed here; a pattern that holds anything else is
-not understood. The caller sees to it that PCRE2 works by characters: with a pattern beyond ASCII it must be in
-UTF-8 mode. Pure.
+Python's dialect is nearly PCRE2's. What both read alike stays as it is; what PCRE2 alone knows becomes something
+wider, where that is safe; a pattern that holds anything else is not understood. The caller sees to it that PCRE2
+works by characters: with a pattern beyond ASCII it must be in UTF-8 mode. Pure.
 """
 
 from __future__ import annotations
 
 import re
 import string
+from collections.abc import Callable
 from typing import Final
 
-from .literals import need_of
+from .literals import ANY_CHARACTER, ANY_TEXT, NOTHING, need_of, quote
 from .needs import Need
 
 _DEPTH: Final = 50  # of groups; the parser of the standard library recurses
 
-_GROUP: Final = re.compile(
-    r"\((?!\?)|\(\?(?:[:=!>]|<[=!]|P<[A-Za-z_][A-Za-z0-9_]*>|P=[A-Za-z_][A-Za-z0-9_]*(?=\)))"
-)
+_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _PUNCTUATION: Final = re.escape(string.punctuation + " ")
-# One escape that means the same to both. Not \v and \N, which mean other things, nor octal digits.
-_ESCAPE: Final = re.compile(
-    rf"\\(?:[{_PUNCTUATION}]|[dDsSwWbBAZnrtfa]|x[0-7][0-9A-Fa-f]|[1-9](?![0-9]))"
+_SHARED_ESCAPE: Final = rf"\\(?:[{_PUNCTUATION}]|[dDsSwWbnrtfa]|x[0-7][0-9A-Fa-f])"
+_PROPERTY: Final = r"\\[pP](?:[A-Za-z]|\{\^?[A-Za-z_]+\})"
+_SHARED_CLASS: Final = rf"\[\^?\]?(?:{_SHARED_ESCAPE}|[^\[\]\\])*\]"
+_CLASS: Final = rf"\[\^?\]?(?:{_SHARED_ESCAPE}|\\[hHvV]|{_PROPERTY}|\[:\^?[a-z]+:\]|[^\[\]\\])*\]"
+_SET_OPERATORS: Final = ("--", "&&", "||", "~~")  # Python warns of them
+
+
+class _Refused(Exception):
+    """The pattern holds something whose meaning is not known for sure."""
+
+
+_Rewrite = Callable[[re.Match[str]], str]
+
+
+def _as_it_is(found: re.Match[str]) -> str:
+    return found[0]
+
+
+def _class(found: re.Match[str]) -> str:
+    """Return a class, or any character where Python reads it in its own way."""
+    alike = re.fullmatch(_SHARED_CLASS, found[0])
+    if alike and not any(operator in found[0] for operator in _SET_OPERATORS):
+        return found[0]
+    return ANY_CHARACTER
+
+
+# What a pattern consists of, in the order in which it is looked for.
+_TOKENS: Final[tuple[tuple[re.Pattern[str], _Rewrite], ...]] = tuple(
+    (re.compile(expression), rewrite)
+    for expression, rewrite in (
+        (r"[^\[\\({]+", _as_it_is),
+        (rf"\((?!\?)|\(\?(?:[:=!>]|<[=!]|P<{_NAME}>|P={_NAME}(?=\)))", _as_it_is),
+        (rf"\(\?<({_NAME})>", lambda found: f"(?P<{found[1]}>"),
+        # Flags: that they ignore case is seen to for the whole pattern, the others change no literal.
+        (r"\(\?[ims]*(?:-[ims]*)?:", lambda _: "(?:"),
+        (r"\(\?[ims]*(?:-[ims]*)?\)", lambda _: NOTHING),
+        (_CLASS, _class),
+        # A brace that opens no count is literal to both, but PCRE2 counts more and more: {,3} and { 1, 2 }.
+        (r"\{(?:[0-9]+(?:,[0-9]*)?\}|(?![\s0-9,]))", _as_it_is),
+        (rf"{_SHARED_ESCAPE}|\\[BAZ]|\\[1-9](?![0-9])", _as_it_is),
+        (r"\\Q(.*?)(?:\\E|\Z)", lambda found: quote(found[1])),
+        (r"\\[KGz]", lambda _: NOTHING),
+        (rf"\\[hHvV]|\\N(?!\{{)|{_PROPERTY}", lambda _: ANY_CHARACTER),
+        (rf"\\[RX]|\\k(?:<{_NAME}>|\{{{_NAME}\}})|\\g\{{(?:[0-9]+|{_NAME})\}}", lambda _: ANY_TEXT),
+    )
 )
-_CLASS_ESCAPE: Final = re.compile(rf"\\(?:[{_PUNCTUATION}]|[dDsSwWbnrtfa]|x[0-7][0-9A-Fa-f])")
-_CLASS: Final = re.compile(rf"\[\^?\]?(?:{_CLASS_ESCAPE.pattern}|[^\[\]\\])*\]")
-_SET_OPERATORS: Final = ("--", "&&", "||", "~~")
-# A brace that opens no count is literal to both, but PCRE2 counts more and more: {,3} and { 1, 2 }.
-_BRACE: Final = re.compile(r"\{(?:[0-9]+(?:,[0-9]*)?\}|(?![\s0-9,]))")
+_FOLDING: Final = re.compile(r"\(\?[ims]*i")
 
 
 def perl_need(pattern: str, *, fold: bool = False) -> Need | None:
     """Return what a page needs for a pattern; None where it needs nothing, or who knows what."""
-    return need_of(pattern, fold=fold) if _understood(pattern) else None
+    try:
+        return need_of(_rewritten(pattern), fold=fold or bool(_FOLDING.search(pattern)))
+    except _Refused:
+        return None
 
 
-def _understood(pattern: str) -> bool:
-    """Say whether Python and PCRE2 read the pattern alike, if Python takes it at all."""
-    at = len("(?i)") if pattern.startswith("(?i)") else 0
-    depth = 0
+def _rewritten(pattern: str) -> str:
+    """Return a pattern of Python's that matches at least wherever PCRE2 matches this one."""
+    rewritten: list[str] = []
+    at = depth = 0
     while at < len(pattern):
-        char = pattern[at]
-        if char == "[":
-            found = _CLASS.match(pattern, at)
-            if found and any(operator in found[0] for operator in _SET_OPERATORS):
-                return False
-        elif char in _TOKENS:
-            found = _TOKENS[char].match(pattern, at)
-            depth += char == "("
-        else:
-            at += 1
-            continue
-        if found is None or depth > _DEPTH:
-            return False
+        found, rewrite = _token(pattern, at)
+        rewritten.append(rewrite(found))
+        depth += rewritten[-1].startswith("(")
+        if depth > _DEPTH:
+            raise _Refused
         at = found.end()
-    return True
+    return "".join(rewritten)
 
 
-_TOKENS: Final = {"(": _GROUP, "\\": _ESCAPE, "{": _BRACE}
+def _token(pattern: str, at: int) -> tuple[re.Match[str], _Rewrite]:
+    """Return the token at a position and what becomes of it."""
+    for expression, rewrite in _TOKENS:
+        found = expression.match(pattern, at)
+        if found is not None:
+            return found, rewrite
+    raise _Refused
