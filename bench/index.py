@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import statistics
 import sys
 import time
@@ -90,13 +91,14 @@ async def _measure_build(made: corpus.Corpus, home: Path) -> dict[str, Any]:
         await trio.lowlevel.checkpoint()
         return {entry.version: pages[entry.path] for entry in wanted}
 
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), _cpu_of_children()
     async with _indexing(home, entries, load) as found:
         built = time.perf_counter() - start
         text = sum(len(page) for page in pages.values() if not traits_of(page))
         assert found.index is not None
         size = found.index.path.stat().st_size
         asked = await _ask(found, made)
+    cpu = _cpu_of_children() - cpu
     start = time.perf_counter()
     async with _indexing(home, entries, load):
         opened = time.perf_counter() - start
@@ -105,11 +107,18 @@ async def _measure_build(made: corpus.Corpus, home: Path) -> dict[str, Any]:
         "pages": len(pages),
         "text": text,
         "build_s": built,
+        "build_cpu_s": cpu,
         "size": size,
         "share": size / text,
         "open_s": opened,
         "words": asked,
     }
+
+
+def _cpu_of_children() -> float:
+    """Return the seconds of CPU that ended children have used: the builder is one of them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 async def _ask(found: Indexing, made: corpus.Corpus) -> list[dict[str, Any]]:
@@ -171,18 +180,11 @@ async def _measure_reading(root: Path) -> dict[str, Any]:
         for number in range(_ROUNDS):
             wanted = chance.sample(tree.entries, _READS)
             alone.append(await _read(load, wanted))
-            async with trio.open_nursery() as nursery:
-                pages = Pages(nursery, Health(), load, _nothing, memory=1)
-                home = root / f"meanwhile-{number}"
-                async with _indexing(
-                    home, tree.entries, load, lambda: pages.fetches, wait=False
-                ) as found:
-                    while not found.loads:
-                        await trio.sleep(0.01)
-                    meanwhile.append(await _read(load, wanted, pages))
-                    assert found.index is None, "the build was over before the reading"
-                    loads += found.loads
-                nursery.cancel_scope.cancel()
+            seconds, asked = await _read_meanwhile(
+                load, wanted, tree.entries, root / f"meanwhile-{number}"
+            )
+            meanwhile.append(seconds)
+            loads += asked
         search = StoreSearch(store, tree)
         start = time.perf_counter()
         await search.prepare()
@@ -199,6 +201,23 @@ async def _measure_reading(root: Path) -> dict[str, Any]:
             "survey_ms": surveyed * 1000,
             "search_ms": (time.perf_counter() - start) * 1000,
         }
+
+
+async def _read_meanwhile(
+    load: StoreLoad, wanted: Sequence[TreeEntry], entries: Sequence[TreeEntry], home: Path
+) -> tuple[float, int]:
+    """Read pages while an index is built; return the seconds and the loads that building made."""
+    async with trio.open_nursery() as nursery:
+        pages = Pages(nursery, Health(), load, _nothing, memory=1)
+        indexing = _indexing(home, entries, load, lambda: pages.fetches, wait=False)
+        async with indexing as found:
+            before = load.calls
+            while load.calls == before:  # noqa: ASYNC110 - nothing tells of it
+                await trio.sleep(0.01)
+            seconds = await _read(load, wanted, pages)
+            if found.index is not None:
+                raise RuntimeError("the build was over before the reading")
+    return seconds, found.loads
 
 
 async def _nothing() -> frozenset[bytes]:
@@ -232,7 +251,8 @@ def _show(results: dict[str, Any]) -> None:
             table.add_row(row["word"], f"{row['candidates']:,}", *times)
         console.print(table)
         console.print(
-            f"{build['text'] / 1e6:.1f} MB of text indexed in {build['build_s']:.1f} s, "
+            f"{build['text'] / 1e6:.1f} MB of text indexed in {build['build_s']:.1f} s "
+            f"({build['build_cpu_s']:.1f} s of CPU), "
             f"{build['size'] / 1e6:.1f} MB on disk ({build['share']:.2f} of the text), "
             f"opened in {build['open_s'] * 1000:.0f} ms"
         )

@@ -33,7 +33,7 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """Give a directory that is not there yet."""
-    return tmp_path / "some" / "cache"
+    return tmp_path / "so?me #1 %41 \u00e9" / "cache"
 
 
 async def built(site: Site, home: Path) -> int:
@@ -458,9 +458,9 @@ class _Instant:
         return {}
 
 
-@pytest.mark.parametrize(("reading", "seconds"), [(False, 4), (True, 4 + 4 * 4)])
+@pytest.mark.parametrize(("reading", "seconds"), [(False, 4), (True, 4 + 4 * 8)])
 def test_building_gives_way_to_readers(reading: bool, seconds: int) -> None:
-    """While somebody reads, a build rests four times as long as it works; else it does not rest."""
+    """While somebody reads, a build rests eight times as long as it works; else it does not rest."""
     site = numbered(4 * BATCH_PAGES)
     reads = 0
 
@@ -488,3 +488,41 @@ def test_what_is_in_memory_is_not_loaded() -> None:
     assert trio.run(cache.find, site.entries) == {first: b"page"}
     cache.keep({b"v": b"page"})
     assert trio.run(cache.find, site.entries) == {first: b"page"}
+
+
+@pytest.mark.expect_log("no process can be started: ")
+def test_a_process_that_cannot_be_started_is_tried_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where no process can be had there is no index for now, and the hub lives."""
+    site = numbered(3)
+
+    async def main() -> None:
+        async with indexing(site, home) as found:
+            with monkeypatch.context() as patch:
+                patch.setattr(indexing_module.sys, "executable", "/nowhere/python3")
+                await reaches(found, "failed")
+                await reaches(found, "building")
+                await reaches(found, "failed")
+            await reaches(found, "ready")
+
+    trio.run(main)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.expect_log("by a bug")
+def test_a_bug_costs_the_index_and_nothing_else(home: Path) -> None:
+    """An exception that nobody thought of is in the log; the build is tried again."""
+    site = numbered(3)
+
+    def fail(number: int) -> None:
+        if number == 1:
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        site.before = fail
+        async with indexing(site, home) as found:
+            await reaches(found, "failed")
+            await reaches(found, "ready")
+
+    trio.run(main)

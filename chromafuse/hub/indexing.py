@@ -4,8 +4,8 @@ There is an index when every page of the tree is in it, and never half of one. A
 give, or that is too large, is a candidate for everything, so it does not hold the others up.
 
 Building is for nobody in particular, so it gives way: it starts a moment after the mount, takes pages from
-memory where they are there, asks the store for little at a time, and while readers ask it rests for four times
-as long as it works.
+memory where they are there, asks the store for little at a time, and while readers ask it rests for eight
+times as long as it works.
 
 Concurrency: one trio thread; files are opened in worker threads and built in a process (indexer.py). What one
 hub builds serves the others of the same cache directory.
@@ -13,6 +13,7 @@ hub builds serves the others of the same cache directory.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -41,7 +42,7 @@ BATCH_BYTES = (
     1 << 20
 )  # of pages asked for in one call; an embedded store lets nobody in before it is done
 PAGE_MAX = 32 << 20  # bytes; a larger page is always a candidate
-REST = 4  # times as long as a batch took, while somebody reads
+REST = 8  # times as long as a batch took, while somebody reads
 RETRY, RETRY_MAX = 5.0, 600.0  # s from a build that failed to the next
 _GRACE = 2.0  # s that a builder may take to seal what it has
 _PACKAGES = Path(__file__).resolve().parents[2]
@@ -83,7 +84,7 @@ class Indexing:
         self.loads = 0  # loads made, for building
         self._directory = directory
         self._key = key
-        self._entries = {entry.version: entry for entry in entries}
+        self._entries = entries
         self._load = load
         self._activity = activity
         self._delay = delay
@@ -101,7 +102,7 @@ class Indexing:
         if index is not self.index:
             return  # it was replaced meanwhile
         self._complain(str(exc))
-        index.path.unlink(missing_ok=True)
+        _remove(index.path)
         self._drop()
         self._enter("building")
         self._wake.set()
@@ -128,7 +129,8 @@ class Indexing:
         if self._directory is None:
             return False
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, exist_ok=True)
             check_private(self._directory)
         except OSError as exc:
             self._complain(f"no index is kept: {exc}")
@@ -149,11 +151,11 @@ class Indexing:
     async def _take(self, index: Index) -> None:
         """Use an index if every page is in it; close it otherwise."""
         try:
-            missing = await trio.to_thread.run_sync(index.missing, self._entries)
+            missing = await trio.to_thread.run_sync(index.missing, self._versions())
         except IndexDamaged as exc:
             self._complain(str(exc))
-            index.path.unlink(missing_ok=True)
-            missing = list(self._entries)
+            _remove(index.path)
+            missing = self._versions()
         if not self.unread.issuperset(missing):
             index.close()
             return
@@ -165,7 +167,7 @@ class Indexing:
         if self.index is None:
             return True
         try:
-            return await trio.to_thread.run_sync(self.index.worn, self._entries.keys())
+            return await trio.to_thread.run_sync(self.index.worn, self._versions())
         except IndexDamaged as exc:
             self.damaged(self.index, exc)
             return True
@@ -176,33 +178,28 @@ class Indexing:
             self._enter("building")
         try:
             await self._build()
+            return RETRY
         except _BuildFailed as exc:
             if exc.quiet:
                 self.error = str(exc)
             else:
                 self._complain(f"the index cannot be built: {exc}")
-            if self.index is None:
-                self._enter("failed")
-            await trio.sleep(pause)
-            return min(pause * 2, RETRY_MAX)
-        return RETRY
+        except Exception:
+            log.exception("the index cannot be built, by a bug")
+        if self.index is None:
+            self._enter("failed")
+        await trio.sleep(pause)
+        return min(pause * 2, RETRY_MAX)
 
     async def _build(self) -> None:
         """Have a process build the index and use it. Raises _BuildFailed."""
         ours, theirs = socket.socketpair()
         async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream:
             with theirs:
-                process = await trio.lowlevel.open_process(
-                    [sys.executable, "-P", "-S", "-m", "chromafuse.hub.indexer"],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    cwd="/",
-                    env={"PYTHONPATH": str(_PACKAGES)},
-                    start_new_session=True,
-                )
+                process = await _start(theirs)
             try:
                 await self._conduct(_Builder(stream))
-            except trio.BrokenResourceError:
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
                 raise _BuildFailed("the process that builds it ended") from None
             finally:
                 await _end(process, stream)
@@ -211,11 +208,12 @@ class Indexing:
         assert self._directory is not None, "asked only where there is a directory"
         where = {"directory": str(self._directory), "key": self._key}
         await builder.send(json.dumps(where).encode())
-        await builder.send(b"".join(self._entries))
+        await builder.send(b"".join(self._versions()))
         await builder.answer()
         versions = await builder.receive()
         missing = [versions[at : at + VERSION] for at in range(0, len(versions), VERSION)]
-        await self._feed(builder, [self._entries[version] for version in missing])
+        by_version = {entry.version: entry for entry in self._entries}
+        await self._feed(builder, [by_version[version] for version in missing])
         await builder.send(b"")
         path = self._directory / (await builder.answer())["sealed"]
         try:
@@ -255,6 +253,9 @@ class Indexing:
             raise _BuildFailed("the store does not answer", quiet=True)
         return {version: page for version, page in loaded.items() if isinstance(page, bytes)}
 
+    def _versions(self) -> list[bytes]:
+        return [entry.version for entry in self._entries]
+
     def _drop(self) -> None:
         index, self.index = self.index, None
         if index is not None:
@@ -269,6 +270,13 @@ class Indexing:
         """Warn, once until there is an index again."""
         log.log(logging.INFO if self._warned else logging.WARNING, "%s", why)
         self._warned, self.error = True, why
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(
+        OSError
+    ):  # where we cannot write, the digest keeps it from being used again
+        path.unlink()
 
 
 class _Builder:
@@ -311,6 +319,21 @@ def _batches(entries: Sequence[TreeEntry]) -> Iterator[Sequence[TreeEntry]]:
         size += entry.size
     if batch:
         yield batch
+
+
+async def _start(end: socket.socket) -> trio.Process:
+    """Start a builder with its end of the socket; it imports nothing but what lies beside us."""
+    try:
+        return await trio.lowlevel.open_process(
+            [sys.executable, "-P", "-S", "-m", "chromafuse.hub.indexer"],
+            stdin=end.fileno(),
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            env={"PYTHONPATH": str(_PACKAGES)},
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise _BuildFailed(f"no process can be started: {exc.strerror}") from exc
 
 
 async def _end(process: trio.Process, stream: trio.SocketStream) -> None:

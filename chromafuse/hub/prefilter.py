@@ -33,7 +33,8 @@ Source = Literal["index", "chroma"]
 
 DEADLINE = 0.8  # s for one question; whoever asks gives up after 1
 PAUSE = 30.0  # s until a store whose search took longer is searched again
-CACHED = 1 << 20  # page versions or inodes in all the answers that are kept
+CACHED = 1 << 20  # inodes in all the answers that are kept; 4 bytes each
+CACHED_VERSIONS = 1 << 16  # page versions, likewise; some 100 bytes each
 THREADS = 2  # questions that the index answers at once
 
 V = TypeVar("V", bound=Collection[object])
@@ -103,7 +104,7 @@ class Prefilter:
         self._deadline = deadline
         self._silent_until = float("-inf")  # the store is not searched before
         self._threads = trio.CapacityLimiter(THREADS)
-        self._answers: _Kept[frozenset[bytes]] = _Kept(CACHED)
+        self._answers: _Kept[frozenset[bytes]] = _Kept(CACHED_VERSIONS)
         self._visible: _Kept[array[int]] = _Kept(CACHED)
 
     async def run(self) -> None:
