@@ -474,7 +474,7 @@ def test_a_damaged_page_is_eio_and_a_collected_one_estale() -> None:
     with_rig(body)
 
 
-@pytest.mark.expect_log("a read failed by a bug")
+@pytest.mark.expect_log("a request failed by a bug")
 def test_a_bug_in_a_read_is_eio_and_the_link_goes_on() -> None:
     """An exception that nobody foresaw is EIO for that read and a traceback in the log; the next is answered."""
 

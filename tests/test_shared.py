@@ -338,7 +338,8 @@ def test_a_redis_that_hangs_costs_its_deadline_once(
             async with trio.open_nursery() as nursery:
                 for entry in site.entries[:6]:
                     nursery.start_soon(loader.cache.find, [entry])
-            assert "no whole answer" not in loader.cache.health.error  # the shorter of the two deadlines
+            # The shorter of the two deadlines.
+            assert "no whole answer" not in loader.cache.health.error
             asked = loader.cache.calls
             assert asked == 6
             for _ in range(20):
