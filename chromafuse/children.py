@@ -30,6 +30,9 @@ _HUB = (
     *("CHROMAFUSE_STORE_TOKEN", "CHROMA_API_KEY", "CHROMAFUSE_REDIS_PASSWORD"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR"),
 )
+# For glibc: one heap for all threads, and what is freed of 1 MiB or more goes back to the system at once. What
+# loading a tree leaves stayed otherwise: a hub of 100,000 pages takes 91 MB without, 67 with these.
+_HUB_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 
 def environment(module: str, env: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -37,7 +40,9 @@ def environment(module: str, env: Mapping[str, str] = os.environ) -> dict[str, s
     names = {*_COMMON, *(name for name in env if name.startswith("LC_"))}
     names |= set(_HUB if module == "chromafuse.hub" else _VIEW)
     kept = {name: env[name] for name in sorted(names) if name in env}
-    return kept | {"PYTHONPATH": str(_PACKAGES)}
+    return (
+        kept | {"PYTHONPATH": str(_PACKAGES)} | (_HUB_MEMORY if module == "chromafuse.hub" else {})
+    )
 
 
 class Line:

@@ -409,6 +409,8 @@ def test_children_get_no_secret_that_is_not_theirs() -> None:
             "LC_ALL": "C",
             "CHROMA_API_KEY": "secret",
             "CHROMAFUSE_STORE_TOKEN": "secret",
+            "MALLOC_ARENA_MAX": "1",
+            "MALLOC_MMAP_THRESHOLD_": "1048576",
         }
         | place
     )
