@@ -274,11 +274,17 @@ def is_device(file: int) -> bool:
 
 
 def environment() -> dict[bytes, bytes]:
-    """Return the environment as it came: in the C locale Python adds a variable, for its children too."""
+    """Return the environment as it came: in the C locale Python sets a variable, for its children too."""
     env = dict(os.environb)
-    last = next(reversed(env), b"")
-    if last == b"LC_CTYPE" and sys.flags.utf8_mode and not env.get(b"LC_ALL"):
-        del env[last]
+    if sys.flags.utf8_mode and env.get(b"LC_CTYPE", b"").upper() in (b"C.UTF-8", b"C.UTF8"):
+        env[b"LC_CTYPE"] = b"C"  # means the same as what was there
+        try:
+            with open("/proc/self/environ", "rb") as before:
+                entries = before.read().split(b"\0")
+        except OSError:
+            return env
+        env.pop(b"LC_CTYPE")
+        env.update(entry.split(b"=", 1) for entry in entries if entry[:9] == b"LC_CTYPE=")
     return env
 
 
