@@ -1,17 +1,14 @@
-"""Page bytes in the hub: the cache's bounds, one fetch for all, batches, outages, what is gone and damaged."""
+"""Page bytes in the hub: one fetch for all, batches, outages, what is gone and damaged."""
 
 from __future__ import annotations
 
 import traceback
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 
 import pytest
 import trio
 import trio.testing
-from hypothesis import given
-from hypothesis import strategies as st
 
 from chromafuse.errors import (
     ChromafuseError,
@@ -21,15 +18,14 @@ from chromafuse.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
-from chromafuse.hub import pages as hub_pages
 from chromafuse.hub.health import PROBE, Health
+from chromafuse.hub.pagecache import MEMORY, PageCache
 from chromafuse.hub.pages import (
     AHEAD_BYTES,
     AHEAD_CALLS,
     BATCH_BYTES,
     BATCH_PAGES,
     CALLS,
-    PageCache,
     Pages,
 )
 from chromafuse.hub.session import DEADLINE
@@ -68,9 +64,7 @@ class Fake:
         return self.listed
 
 
-def with_pages(
-    body: Callable[[Fake, Pages], Awaitable[None]], memory: int = hub_pages.MEMORY
-) -> None:
+def with_pages(body: Callable[[Fake, Pages], Awaitable[None]], memory: int = MEMORY) -> None:
     """Run `body` on fresh pages over a fake loader."""
 
     async def main() -> None:
@@ -79,49 +73,6 @@ def with_pages(
             await body(fake, Pages(nursery, fake.health, fake.load, fake.list, memory=memory))
 
     run(main)
-
-
-# -- the cache -----------------------------------------------------------------------------------------
-
-
-@given(
-    limit=st.integers(1, 40),
-    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60),
-    sizes=st.lists(st.integers(0, 60), min_size=10, max_size=10),
-)
-def test_the_cache_is_a_bounded_lru(
-    limit: int, steps: list[tuple[bool, int]], sizes: list[int]
-) -> None:
-    """For any use the cache holds what a naive list of the last used pages within the bound would."""
-    cache = PageCache(limit)
-    model: OrderedDict[int, int] = OrderedDict()
-    large = None
-    for put, number in steps:
-        version, size = bytes([number]), sizes[number]
-        if put and size > limit:
-            large = number
-        elif put and number not in model:
-            model[number] = size
-            while sum(model.values()) > limit:
-                model.popitem(last=False)
-        elif not put and number in model:
-            model.move_to_end(number)
-        if put:
-            cache.put(version, bytes(size))
-        else:
-            held = number in model or number == large
-            assert cache.get(version) == (bytes(size) if held else None)
-        assert cache.size == sum(model.values()) + (sizes[large] if large is not None else 0)
-
-
-def test_a_page_that_is_read_again_outlives_one_that_is_not() -> None:
-    """Of two pages in a full cache the one that was read last stays."""
-    cache = PageCache(20)
-    for version in (b"1", b"2"):
-        cache.put(version, bytes(10))
-    assert cache.get(b"1") == bytes(10)
-    cache.put(b"3", bytes(10))
-    assert [cache.get(version) for version in (b"1", b"2", b"3")] == [bytes(10), None, bytes(10)]
 
 
 # -- fetching ------------------------------------------------------------------------------------------
@@ -342,7 +293,7 @@ def test_what_is_wrong_and_listed_is_damaged(wrong: ChromafuseError, log_guard: 
         assert len(log_guard.handler.records) == 1
         fake.outcome = lambda _: b"mended"
         assert await pages.get(entry(1)) == b"mended"
-        pages.cache = PageCache(hub_pages.MEMORY)
+        pages.cache = PageCache(MEMORY)
         fake.outcome = lambda _: wrong
         for _ in range(3):
             with pytest.raises(RecordDamaged):

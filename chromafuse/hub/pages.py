@@ -1,4 +1,4 @@
-"""Page bytes: a cache by version, one fetch for all who wait, many pages in one call.
+"""Page bytes: from memory, or one fetch for all who wait, many pages in one call.
 
 Keyed by page version, so nothing here can be stale. Who may see a page is decided before anything here
 is asked (session.py).
@@ -14,7 +14,6 @@ Concurrency: one trio thread; state changes only between two awaits.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import trio
@@ -23,11 +22,11 @@ from ..errors import ChromafuseError, PageGone, RecordDamaged, StoreError
 from ..model.entry import TreeEntry
 from .health import Health
 from .loading import Cache, Load, Outcome
+from .pagecache import MEMORY, PageCache
 from .wanted import Client, Fetch, Wanted
 
 log = logging.getLogger(__name__)
 
-MEMORY = 256 << 20  # bytes of pages kept
 CALLS = 4  # store calls under way; an embedded store answers one at a time, Cloud allows 10
 BATCH_PAGES = 256
 BATCH_BYTES = 4 << 20  # of page bytes asked for in one call; a larger page goes alone
@@ -36,47 +35,6 @@ AHEAD_BYTES = 1 << 20  # of such a call; an embedded store lets nobody in before
 
 _Wrong = tuple[TreeEntry, ChromafuseError]
 Listed = Callable[[], Awaitable[Collection[bytes]]]
-
-
-class PageCache:
-    """Pages by version, least recently used out first, bounded by bytes.
-
-    One page over the bound is kept besides, the latest: a reader takes a large page in many reads, and each
-    would fetch it whole again.
-    """
-
-    def __init__(self, limit: int = MEMORY) -> None:
-        self._limit = limit
-        self._small = 0  # bytes
-        self._pages: OrderedDict[bytes, bytes] = OrderedDict()
-        self._large: tuple[bytes, bytes] = (b"", b"")
-
-    @property
-    def size(self) -> int:
-        """How many bytes are kept."""
-        return self._small + len(self._large[1])
-
-    def get(self, version: bytes) -> bytes | None:
-        """Return a page and mark it as used."""
-        page = self._pages.get(version)
-        if page is not None:
-            self._pages.move_to_end(version)
-        elif version == self._large[0]:
-            page = self._large[1]
-        return page
-
-    def put(self, version: bytes, page: bytes) -> None:
-        """Keep a page; drop what no longer fits."""
-        if len(page) > self._limit:
-            self._large = (version, page)
-            return
-        if version in self._pages:
-            return
-        self._pages[version] = page
-        self._small += len(page)
-        while self._small > self._limit:
-            _, dropped = self._pages.popitem(last=False)
-            self._small -= len(dropped)
 
 
 class Pages:

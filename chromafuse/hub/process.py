@@ -39,7 +39,8 @@ from ..store.reader import load_root
 from .health import Health
 from .indexing import Indexing, Remembered, index_key
 from .loading import CachedLoad, Load, StoreLoad
-from .pages import MEMORY, Pages
+from .pagecache import MEMORY
+from .pages import Pages
 from .prefilter import Prefilter
 from .queries import Queries
 from .redislocation import RedisSettings

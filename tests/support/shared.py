@@ -11,7 +11,8 @@ from trio.testing import MockClock
 
 from chromafuse.hub.health import Health
 from chromafuse.hub.loading import Outcome, StoreLoad
-from chromafuse.hub.pages import MEMORY, PageCache, Pages
+from chromafuse.hub.pagecache import MEMORY, PageCache
+from chromafuse.hub.pages import Pages
 from chromafuse.hub.redislocation import RedisLocation, RedisSettings, parse_redis
 from chromafuse.hub.redisserver import RedisServer
 from chromafuse.hub.shared import SharedCache
