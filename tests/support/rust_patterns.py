@@ -62,7 +62,7 @@ class Case:
 def case(rng: random.Random) -> Case:
     """Return a random command line that lists the matching files of the current directory."""
     perl = rng.random() < 0.2
-    flags = ["-l0", "--no-messages"]
+    flags = ["-j1", "-l0", "--no-messages"]  # one thread: less to start
     fixed = not perl and rng.random() < 0.15
     flags += ["-P"] * perl + ["-F"] * fixed
     flags += rng.choice([[], [], [], ["-i"], ["-S"], ["-S", "-s"], ["-i", "-s"], ["-s"]])
