@@ -188,6 +188,8 @@ def test_what_a_pattern_needs(
         (["-P", "foo(*SKIP)bar"], NONE),
         (["-P", "foo\\nbar"], "a pattern over several lines"),
         (["-P", "(?i)foo"], [["foo"]]),
+        (["-P", "[é]"], NONE),  # in the C locale either of its bytes
+        (["-P", "foo[é]+é*"], [["foo"]]),
         (["foo" * 4000], "a long pattern"),
         (["foo\udcff"], "a pattern that is not UTF-8"),
         (["\n".join(map(str, range(300)))], "too many patterns"),

@@ -1,8 +1,9 @@
 """Perl's regular expressions, as PCRE2 reads them, rewritten for the literals in them.
 
 Python's dialect is nearly PCRE2's. What both read alike stays as it is; what PCRE2 alone knows becomes something
-wider, where that is safe; a pattern that holds anything else is not understood. The caller sees to it that PCRE2
-works by characters: with a pattern beyond ASCII it must be in UTF-8 mode. Pure.
+wider, where that is safe; a pattern that holds anything else is not understood. PCRE2 may work by bytes, as
+grep has it do in the C locale: of a character beyond ASCII it may then repeat the last byte alone, but what that
+matches is in no page of whole characters. Pure.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def _as_it_is(found: re.Match[str]) -> str:
 
 
 def _class(found: re.Match[str]) -> str:
-    """Return a class, or any character where Python reads it in its own way."""
-    alike = re.fullmatch(_SHARED_CLASS, found[0])
+    """Return a class, or any character where Python reads it in its own way, or bytes may be meant."""
+    alike = found[0].isascii() and re.fullmatch(_SHARED_CLASS, found[0])
     if alike and not any(operator in found[0] for operator in _SET_OPERATORS):
         return found[0]
     return ANY_CHARACTER

@@ -152,7 +152,7 @@ class Maker:
 
 def case(rng: random.Random) -> Case:
     """Return a random command line that lists the matching ones of the files behind it."""
-    dialect = rng.choice("GGEEPF")
+    dialect = rng.choice("GGEEPPF")
     make = Maker(rng, dialect)
     flags = rng.choice([["-" + dialect]] * 9 + [["--fixed-regexp"], ["-EF"]])
     if dialect == "G" and rng.random() < 0.5:
