@@ -49,9 +49,9 @@ async def built(site: Site, home: Path) -> int:
 async def searched(index: Index | None, literal: str) -> set[bytes]:
     """Return what an index has for a literal."""
     assert index is not None
-    found = await trio.to_thread.run_sync(index.search, one(literal))
-    assert found is not None
-    return set(found)
+    rows = await trio.to_thread.run_sync(index.search, one(literal))
+    assert rows is not None
+    return set(index.versions_of(rows))
 
 
 def test_a_tree_is_indexed_once_for_all(home: Path) -> None:

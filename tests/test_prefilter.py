@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 
 from chromafuse.errors import RecordDamaged, StoreRejected, StoreUnavailable
 from chromafuse.hub.health import Health
+from chromafuse.hub.index import Index
 from chromafuse.hub.indexing import Indexing
 from chromafuse.hub.loading import StoreLoad
 from chromafuse.hub.prefilter import Candidates, Mode, Prefilter, Unknown, Visible, _Kept
@@ -481,6 +483,43 @@ def test_each_identity_is_told_of_its_own_view(tmp_path: Path) -> None:
     trio.run(main)
 
 
+def test_what_the_first_question_needs_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index is asked once, as soon as it is there, which row is which inode; other trees' rows are none."""
+    asked: list[Index] = []
+
+    def counted(index: Index, versions: Iterable[bytes | None]) -> array[int]:
+        asked.append(index)
+        return rows_of(index, versions)
+
+    rows_of = Index.rows_of
+    monkeypatch.setattr(Index, "rows_of", counted)
+
+    async def main() -> None:
+        store = MemoryStore()
+        tree = await published(store, {"other.md": b"about webhooks\n", **SITE})
+        async with indexed(store, tree, tmp_path / "home"):
+            pass
+        tree = await published(store)
+        scope = Scope.of(tree, OPERATOR)
+        found = Indexing(tmp_path / "home", KEY, tree.entries, StoreLoad(store, Health()), delay=0)
+        prefilter = Prefilter(found, None)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(found.run)
+            await prefilter.run(scope)
+            assert len(asked) == 1
+            for needs in (one("webhook"), one("about")):
+                answer = await prefilter.candidates_for(scope, needs)
+                assert isinstance(answer, Visible)
+                assert "a.md" in map(scope.view.snapshot.path, answer.inodes)
+                assert len(answer.inodes) == 4 + (needs == one("about"))
+            assert len(asked) == 1
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
 def test_a_page_that_was_withdrawn_is_no_candidate(tmp_path: Path) -> None:
     """A view that goes on with an older tree is told of no page that the published one hides."""
 
@@ -512,9 +551,9 @@ def test_a_page_that_was_withdrawn_is_no_candidate(tmp_path: Path) -> None:
 
 def test_what_is_kept_is_bounded() -> None:
     """The answers that are kept hold a bounded number of pages in all, and the one used last stays."""
-    kept: _Kept[bytes] = _Kept(100)
+    kept: _Kept[str] = _Kept(100)
     for number in range(10):
-        kept.put(number, bytes(19), "index")
+        kept.put(number, "answer", 19)
         kept.get(0)
     assert [number for number in range(10) if kept.get(number)] == [0, 6, 7, 8, 9]
 

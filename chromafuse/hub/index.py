@@ -26,6 +26,7 @@ import sqlite3
 import stat
 import tempfile
 import threading
+from array import array
 from collections.abc import Collection, Iterable, Iterator
 from enum import IntFlag
 from pathlib import Path
@@ -127,8 +128,10 @@ class Index:
         self._connection = connection
         self._lock = threading.Lock()
         # Not all of them are of use to a tree, but they are few.
-        self.always = self._with_traits(~Trait(0))  # versions that are candidates for everything
-        self.nul = self._with_traits(Trait.NUL)  # versions of pages that hold a NUL
+        self.always = self._with_traits(
+            ~Trait(0)
+        )  # rows of pages that are candidates for everything
+        self.nul = self._with_traits(Trait.NUL)  # rows of pages that hold a NUL
 
     @classmethod
     def open(cls, path: Path) -> Index:
@@ -146,28 +149,39 @@ class Index:
             return index
         raise AssertionError("unreachable: the block returns or raises")
 
-    def search(self, needs: Needs) -> frozenset[bytes] | None:
-        """Return the versions that can fulfil `needs`, of this tree and of others; None where all can.
+    def search(self, needs: Needs) -> array[int] | None:
+        """Return the rows that can fulfil `needs`, of this tree's pages and of others'; None where all can.
 
         Raises IndexDamaged.
         """
         if needs is None:
             return None
         if not needs:
-            return frozenset()
+            return array("I")
         expression = match_expression(needs)
         if expression is None:
             return None
-        found = self._versions(
-            "SELECT version FROM text CROSS JOIN pages ON id = text.rowid WHERE text MATCH ?",
-            expression,
+        return (
+            self._rows("SELECT rowid AS id FROM text WHERE text MATCH ?", expression) + self.always
         )
-        return found | self.always
+
+    def rows_of(self, versions: Iterable[bytes | None]) -> array[int]:
+        """Return the row of each version in turn, 0 for one that has none. Raises IndexDamaged."""
+        with self._lock, _damage_named(self.path):
+            rows = dict(self._connection.execute("SELECT version, id FROM pages"))
+        return array("I", (rows.get(version, 0) for version in versions))
+
+    def versions_of(self, rows: Collection[int]) -> frozenset[bytes]:
+        """Return the versions that have these rows. Raises IndexDamaged."""
+        wanted = frozenset(rows)
+        with self._lock, _damage_named(self.path):
+            pages = self._connection.execute("SELECT id, version FROM pages")
+            return frozenset(version for id, version in pages if id in wanted)
 
     def missing(self, live: Iterable[bytes]) -> list[bytes]:
         """Return those of `live` that have no row. Raises IndexDamaged."""
-        have = self._versions("SELECT version FROM pages")
-        return [version for version in live if version not in have]
+        with self._lock, _damage_named(self.path):
+            return _missing(self._connection, live)
 
     def worn(self, live: Collection[bytes]) -> bool:
         """Say whether so many rows are none of `live` that a new file is due. Raises IndexDamaged."""
@@ -179,12 +193,15 @@ class Index:
         with self._lock:
             self._connection.close()
 
-    def _with_traits(self, traits: Trait) -> frozenset[bytes]:
-        return self._versions("SELECT version FROM pages WHERE traits & ?", int(traits))
+    def _with_traits(self, traits: Trait) -> array[int]:
+        return self._rows("SELECT id FROM pages WHERE traits & ?", int(traits))
 
-    def _versions(self, query: str, *values: object) -> frozenset[bytes]:
+    def _rows(self, query: str, value: object) -> array[int]:
+        # In one string: 60,000 rows take 20 ms so, and 30 one by one.
         with self._lock, _damage_named(self.path):
-            return frozenset(row[0] for row in self._connection.execute(query, values))
+            every = f"SELECT group_concat(id) FROM ({query})"  # noqa: S608 - a query of ours
+            (found,) = self._connection.execute(every, (value,)).fetchone()
+        return array("I", map(int, found.split(",")) if found else ())
 
 
 _IDENTITY = {"application_id": _APPLICATION, "user_version": FORMAT}
@@ -206,6 +223,11 @@ def _connect(path: Path, how: str, *, check_same_thread: bool = True) -> sqlite3
         isolation_level=None,
         check_same_thread=check_same_thread,
     )
+
+
+def _missing(connection: sqlite3.Connection, live: Iterable[bytes]) -> list[bytes]:
+    have = {version for (version,) in connection.execute("SELECT version FROM pages")}
+    return [version for version in live if version not in have]
 
 
 def _worn(connection: sqlite3.Connection, live: Collection[bytes]) -> bool:
@@ -292,8 +314,7 @@ class Writer:
 
     def missing(self, live: Iterable[bytes]) -> list[bytes]:
         """Return those of `live` that have no row yet."""
-        have = {version for (version,) in self._connection.execute("SELECT version FROM pages")}
-        return [version for version in live if version not in have]
+        return _missing(self._connection, live)
 
     def add(self, pages: Iterable[tuple[bytes, bytes]]) -> None:
         """Add pages: version and bytes. One that has a row is left as it is."""

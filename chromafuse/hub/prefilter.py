@@ -9,18 +9,17 @@ Concurrency: one trio thread; questions are answered in any number of tasks at o
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from array import array
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 import trio
 
 from ..errors import StaleInode, StoreError
-from ..search.needs import Needs
+from ..search.needs import Need, Needs
 from .index import Index, IndexDamaged
 from .indexing import Indexing
 from .scope import Scope
@@ -33,11 +32,12 @@ Source = Literal["index", "chroma"]
 
 DEADLINE = 0.8  # s for one question; whoever asks gives up after 1
 PAUSE = 30.0  # s until a store whose search took longer is searched again
-CACHED = 1 << 20  # inodes in all the answers that are kept; 4 bytes each
-CACHED_VERSIONS = 1 << 16  # page versions, likewise; some 100 bytes each
+KEPT_INODES = 1 << 20  # in all the answers that are kept; 4 bytes each
+KEPT_VERSIONS = 1 << 16  # in all that the store answered; some 100 bytes each
 THREADS = 2  # questions that the index answers at once
 
-V = TypeVar("V", bound=Collection[object])
+R = TypeVar("R")
+_NOTHING = (Need((frozenset({"\ue000\ue001\ue002"}),)),)  # asked so that all is ready for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +63,32 @@ class Visible:
     source: Source
 
 
-class _Kept(Generic[V]):
+T = TypeVar("T", Candidates, Visible)
+
+
+class _Kept(Generic[R]):
     """Answers, least recently used out first, bounded by what they hold in all."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._size = 0
-        self._answers: OrderedDict[Hashable, tuple[V, Source]] = OrderedDict()
+        self._answers: OrderedDict[Hashable, tuple[R, int]] = OrderedDict()
 
-    def get(self, key: Hashable) -> tuple[V, Source] | None:
+    def get(self, key: Hashable) -> R | None:
         answer = self._answers.get(key)
-        if answer is not None:
-            self._answers.move_to_end(key)
-        return answer
+        if answer is None:
+            return None
+        self._answers.move_to_end(key)
+        return answer[0]
 
-    def put(self, key: Hashable, value: V, source: Source) -> None:
+    def put(self, key: Hashable, value: R, size: int) -> None:
         if key in self._answers:
             return
-        self._answers[key] = value, source
-        self._size += 1 + len(value)
+        self._answers[key] = value, size + 1
+        self._size += size + 1
         while self._size > self._limit:
-            _, (dropped, _) = self._answers.popitem(last=False)
-            self._size -= 1 + len(dropped)
+            _, (_, dropped) = self._answers.popitem(last=False)
+            self._size -= dropped
 
 
 class Prefilter:
@@ -104,71 +108,119 @@ class Prefilter:
         self._deadline = deadline
         self._silent_until = float("-inf")  # the store is not searched before
         self._threads = trio.CapacityLimiter(THREADS)
-        self._answers: _Kept[frozenset[bytes]] = _Kept(CACHED_VERSIONS)
-        self._visible: _Kept[array[int]] = _Kept(CACHED)
+        self._visible: _Kept[Visible] = _Kept(KEPT_INODES)
+        self._places: _Kept[_Place] = _Kept(KEPT_INODES)
+        self._searched: _Kept[Candidates] = _Kept(KEPT_VERSIONS)
 
-    async def run(self) -> None:
-        """Have the store's search ready for the first question, where there is no index. It ends."""
+    async def run(self, *scopes: Scope) -> None:
+        """Have what the first questions of these scopes will need ready, as soon as there is an index, too."""
         if self._indexing is not None:
             await self._indexing.leaves("starting")
-            if self._indexing.index is not None:
-                return
-        if self._search is not None:
+        if self._search is not None and self._has_no_index():
             try:
                 await self._search.prepare()
             except (NoAnswer, StoreError) as exc:
-                log.debug("the store's search is not used: %s", exc)
+                log.info("the store's search is not used: %s", exc)
+        if self._indexing is not None:
+            while self._indexing.index is None:
+                await self._indexing.leaves(self._indexing.state)
+            for scope in scopes:
+                await self.candidates_for(scope, _NOTHING)
 
     async def candidates(self, needs: Needs) -> Candidates | Unknown:
         """Return all pages that can fulfil `needs`, whoever may see them."""
+        known = self._known(needs)
+        if known is not None:
+            return known
+
+        async def by_index(indexing: Indexing, index: Index) -> Candidates | None:
+            rows = await self._in_thread(lambda: index.search(needs))
+            if rows is None:
+                return None
+            found = await self._in_thread(lambda: index.versions_of(rows))
+            return Candidates(found | indexing.unread, "index")
+
+        return await self._answer(by_index, lambda search: self._search_for(search, needs))
+
+    async def candidates_for(self, scope: Scope, needs: Needs) -> Visible | Unknown:
+        """Return those pages of a view that can fulfil `needs`."""
+        known = self._known(needs)
+        if known is not None:
+            return known if isinstance(known, Unknown) else Visible((), known.source)
+        return await self._seen(
+            scope,
+            needs,
+            lambda index: index.search(needs),
+            lambda search: self._search_for(search, needs),
+        )
+
+    async def nul_for(self, scope: Scope) -> Visible | Unknown:
+        """Return those pages of a view that may hold a NUL."""
+
+        async def by_search(search: StoreSearch) -> Candidates:
+            return Candidates(await search.nul(), "chroma")
+
+        return await self._seen(scope, "nul", lambda index: index.nul, by_search)
+
+    def _known(self, needs: Needs) -> Candidates | Unknown | None:
+        """Return an answer for which nobody need be asked."""
         if self._mode == "none":
             return Unknown("filtering is switched off")
         if needs is None:
             return Unknown("nothing is known of what it needs")
-        if not needs:
-            return Candidates(frozenset(), "index")
-        kept = self._answers.get(needs)
-        if kept is not None:
-            return Candidates(*kept)
-        answer = await self._answer(
-            lambda index: index.search(needs), lambda search: search.search(needs)
-        )
-        if isinstance(answer, Candidates):
-            self._answers.put(needs, answer.versions, answer.source)
-        return answer
-
-    async def candidates_for(self, scope: Scope, needs: Needs) -> Visible | Unknown:
-        """Return those pages of a view that can fulfil `needs`."""
-        return await self._seen(scope, needs, lambda: self.candidates(needs))
-
-    async def nul_for(self, scope: Scope) -> Visible | Unknown:
-        """Return those pages of a view that may hold a NUL."""
-        return await self._seen(
-            scope,
-            "nul",
-            lambda: self._answer(lambda index: index.nul, lambda search: search.nul()),
-        )
+        return None if needs else Candidates(frozenset(), "index")
 
     async def _seen(
-        self, scope: Scope, what: Hashable, ask: Callable[[], Awaitable[Candidates | Unknown]]
+        self,
+        scope: Scope,
+        what: Hashable,
+        rows_by_index: Callable[[Index], array[int] | None],
+        by_search: Callable[[StoreSearch], Awaitable[Candidates]],
     ) -> Visible | Unknown:
         # Two scopes of one digest have the same pages under the same inodes.
-        key = (scope.generation, scope.digest, scope.identity, scope.still_shown, what)
-        kept = self._visible.get(key)
+        whose = (scope.generation, scope.digest, scope.identity, scope.still_shown)
+        kept = self._visible.get((whose, what))
         if kept is not None:
-            return Visible(*kept)
-        answer = await ask()
-        if isinstance(answer, Unknown):
-            return answer
-        inodes = _inodes(scope, answer.versions)
-        self._visible.put(key, inodes, answer.source)
-        return Visible(inodes, answer.source)
+            return kept
+
+        async def by_index(indexing: Indexing, index: Index) -> Visible | None:
+            place = await self._place(index, scope, whose)
+            found = await self._in_thread(lambda: place.inodes(rows_by_index(index)))
+            unread = _inodes(scope, indexing.unread) if indexing.unread else ()
+            return (
+                None if found is None else Visible(array("I", sorted([*found, *unread])), "index")
+            )
+
+        async def by_search_seen(search: StoreSearch) -> Visible:
+            found = await by_search(search)
+            return Visible(_inodes(scope, found.versions), found.source)
+
+        answer = await self._answer(by_index, by_search_seen)
+        if isinstance(answer, Visible):
+            self._visible.put((whose, what), answer, len(answer.inodes))
+        return answer
+
+    async def _place(self, index: Index, scope: Scope, whose: Hashable) -> _Place:
+        key = (index.path, whose)
+        place = self._places.get(key)
+        if place is None:
+            place = await self._in_thread(lambda: _Place.of(index, scope))
+            self._places.put(key, place, len(place))
+        return place
+
+    async def _search_for(self, search: StoreSearch, needs: Needs) -> Candidates:
+        """Ask the store, or what it said before. Raises NoAnswer, StoreError."""
+        kept = self._searched.get(needs)
+        if kept is None:
+            kept = Candidates(await search.search(needs or ()), "chroma")
+            self._searched.put(needs, kept, len(kept.versions))
+        return kept
 
     async def _answer(
         self,
-        by_index: Callable[[Index], frozenset[bytes] | None],
-        by_search: Callable[[StoreSearch], Awaitable[frozenset[bytes]]],
-    ) -> Candidates | Unknown:
+        by_index: Callable[[Indexing, Index], Awaitable[T | None]],
+        by_search: Callable[[StoreSearch], Awaitable[T]],
+    ) -> T | Unknown:
         with trio.move_on_after(self._deadline):
             answer = await self._by_index(by_index)
             if answer is not None or self._search is None:
@@ -179,50 +231,85 @@ class Prefilter:
         return Unknown("it took too long to find out")
 
     async def _by_index(
-        self, ask: Callable[[Index], frozenset[bytes] | None]
-    ) -> Candidates | Unknown | None:
+        self, ask: Callable[[Indexing, Index], Awaitable[T | None]]
+    ) -> T | Unknown | None:
         """Ask the index; None where there is none."""
         indexing = self._indexing
         if indexing is None:
             return None
         await indexing.leaves("starting")
         while (index := indexing.index) is not None:
-            unread = indexing.unread
             try:
-                found = await trio.to_thread.run_sync(
-                    ask, index, abandon_on_cancel=True, limiter=self._threads
-                )
+                answer = await ask(indexing, index)
             except IndexDamaged as exc:
                 indexing.damaged(index, exc)  # or it was replaced, and the next one is asked
                 continue
-            if found is None:
-                return Unknown("its literals are too short or too many for the index")
-            return Candidates(found | unread, "index")
+            return answer or Unknown("its literals are too short or too many for the index")
         return None
 
     async def _by_search(
-        self, search: StoreSearch, ask: Callable[[StoreSearch], Awaitable[frozenset[bytes]]]
-    ) -> Candidates | Unknown:
+        self, search: StoreSearch, ask: Callable[[StoreSearch], Awaitable[T]]
+    ) -> T | Unknown:
         if trio.current_time() < self._silent_until:
             return Unknown("the store's search is slow")
         try:
-            return Candidates(await ask(search), "chroma")
+            return await ask(search)
         except NoAnswer as exc:
             return Unknown(str(exc))
         except StoreError as exc:
             log.debug("a search failed: %s", exc)
             return Unknown("the store does not answer")
 
+    async def _in_thread(self, work: Callable[[], R]) -> R:
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+
     def _has_no_index(self) -> bool:
         return self._indexing is None or self._indexing.index is None
 
 
+class _Place:
+    """Which inode each row of an index has in a view: 0 where the identity does not see the page."""
+
+    def __init__(self, inodes: array[int]) -> None:
+        self._inodes = inodes
+
+    @classmethod
+    def of(cls, index: Index, scope: Scope) -> _Place:
+        """Look every page of a view up, 60,000 in 60 ms. Raises IndexDamaged."""
+        entries = scope.view.entries
+        rows = index.rows_of(None if entry is None else entry.version for entry in entries)
+        inodes = array("I", bytes(4 * (max(rows, default=0) + 1)))
+        for inode, row in enumerate(rows, 1):
+            if row and _is_shown(scope, inode):
+                inodes[row] = inode
+        return cls(inodes)
+
+    def __len__(self) -> int:
+        return len(self._inodes)
+
+    def inodes(self, rows: array[int] | None) -> array[int] | None:
+        """Return the inodes of those rows that the identity sees."""
+        if rows is None:
+            return None
+        size = len(self._inodes)
+        return array("I", filter(None, (self._inodes[row] for row in rows if row < size)))
+
+
 def _inodes(scope: Scope, versions: frozenset[bytes]) -> array[int]:
-    """Return the inodes of those pages that the identity sees now."""
-    found = array("I")
-    for inode, entry in enumerate(scope.view.entries, 1):
-        if entry is not None and entry.version in versions:
-            with contextlib.suppress(StaleInode):  # withdrawn by now
-                scope.page(inode)
-                found.append(inode)
-    return found
+    """Return the inodes of those pages that the identity sees now, ascending."""
+    return array(
+        "I",
+        (
+            inode
+            for inode, entry in enumerate(scope.view.entries, 1)
+            if entry is not None and entry.version in versions and _is_shown(scope, inode)
+        ),
+    )
+
+
+def _is_shown(scope: Scope, inode: int) -> bool:
+    try:
+        scope.page(inode)
+    except StaleInode:  # withdrawn by now
+        return False
+    return True
