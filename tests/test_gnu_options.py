@@ -253,6 +253,13 @@ OPERANDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("glob", ["/x.m*", "/x.md", "x.md", "zone/*", "zone//*", "*", ""])
+def test_globs_and_slashes(glob: str, place: Path) -> None:
+    """A named file is matched behind each slash, by a glob with wildcards only behind the last of several."""
+    made = check("grep", [f"--include={glob}", "install", "zone//x.md", "README.md"], place)
+    assert isinstance(made, Plan)
+
+
 @given(data=st.data())
 def test_globs_select_as_grep_does(data: st.DataObject, place: Path) -> None:
     """With any include and exclude options, the files of a plan are those that grep looks at."""
