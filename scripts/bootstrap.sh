@@ -45,6 +45,7 @@ missing_for_test() {
     have bwrap || echo bubblewrap
     have getfattr || echo attr
     have openssl || echo openssl
+    { have localedef && [ -e /usr/share/i18n/locales/tr_TR ]; } || echo locales
 }
 
 missing_for_bench() {

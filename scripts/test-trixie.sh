@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 MIRROR=${MIRROR:-http://deb.debian.org/debian}
-PACKAGES=(attr binutils bubblewrap ca-certificates fuse3 gcc libc6-dev libfuse3-dev make pkg-config procps
+PACKAGES=(attr binutils bubblewrap ca-certificates fuse3 gcc libc6-dev libfuse3-dev locales make pkg-config procps
     python3-dev python3-venv redis-server ripgrep)
 
 die() {
