@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from chromafuse.hub.readahead import (
     AHEAD_BYTES,
+    CROSSING,
     MOMENT,
     NEAR,
     STRIDE,
@@ -47,14 +49,16 @@ def site(directories: int, pages: int, size: int = 10_000) -> Snapshot:
 class Kernel:
     """A reader over a cache: it asks for what was neither sent nor read."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, lag: int = 0) -> None:
         self.snapshot = snapshot
+        self.lag = lag  # reads until what was sent is there
         self.ahead = ReadAhead(snapshot)
         self.now = 100.0
         self.cached: set[int] = set()
         self.had: set[int] = set()
         self.sent: list[int] = []
         self.asked = 0
+        self._under_way: deque[list[int]] = deque()
 
     def read(self, inode: int) -> list[int]:
         """Read a page; return what was sent along."""
@@ -64,14 +68,18 @@ class Kernel:
         self.asked += 1
         sent = self.ahead.read(inode, self.now, again=inode in self.had)
         self.sent += sent
-        self.cached |= {inode, *sent}
-        self.had |= {inode, *sent}
+        self._under_way.append(sent)
+        arrived = {inode}
+        while len(self._under_way) > self.lag:
+            arrived.update(self._under_way.popleft())
+        self.cached |= arrived
+        self.had |= arrived
         return sent
 
-    def lose(self, inodes: set[int]) -> None:
+    def lose(self, inodes: set[int], pause: float = 10) -> None:
         """Give up pages, as a kernel short of memory does."""
         self.cached -= inodes
-        self.now += 10
+        self.now += pause
 
 
 def grep_order(snapshot: Snapshot) -> list[int]:
@@ -184,19 +192,29 @@ def test_single_lost_pages_are_answered_alone() -> None:
     assert (len(kernel.sent), kernel.asked) == (before, asked + len(lost))
 
 
+@pytest.mark.parametrize("pause", [0, 10])
+@pytest.mark.parametrize("lag", [0, 4])
 @pytest.mark.parametrize("order", [grep_order, ripgrep_order])
-def test_a_kernel_that_lost_everything_is_sent_everything(order: object) -> None:
-    """After all pages are gone a second walk asks for hardly more than the first did."""
-    snapshot = site(300, 14)
-    kernel = Kernel(snapshot)
-    counts = []
+@pytest.mark.parametrize("shape", [(300, 14), (4, 3_000)])
+def test_a_kernel_that_lost_everything_is_sent_everything(
+    order: object, shape: tuple[int, int], lag: int, pause: float
+) -> None:
+    """After all pages are gone a second walk asks for hardly more than the first did, and so does a third.
+
+    It is sent hardly more: reads that cross what is on its way do not have it sent once more.
+    """
+    snapshot = site(*shape)
+    kernel = Kernel(snapshot, lag)
+    counts, sent = [], []
     for _ in range(3):
-        before = kernel.asked
+        before = kernel.asked, len(kernel.sent)
         for inode in order(snapshot):  # type: ignore[operator]
             kernel.read(inode)
-        counts.append(kernel.asked - before)
-        kernel.lose(set(kernel.cached))
-    assert max(counts[1:]) <= counts[0] + 12 * WALK
+        counts.append(kernel.asked - before[0])
+        sent.append(len(kernel.sent) - before[1])
+        kernel.lose(set(kernel.cached), pause)
+    assert max(counts[1:]) <= counts[0] + 12 * WALK + CROSSING
+    assert max(sent) <= 1.2 * shape[0] * shape[1]
 
 
 @given(

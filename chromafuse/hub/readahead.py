@@ -18,6 +18,7 @@ Concurrency: one object a session, used from one task at a time.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,7 @@ WALK = 3  # directories that were read in within a moment: somebody walks the tr
 MOMENT = 2.0  # s
 AHEAD_BYTES = 8 << 20  # sent and not passed by the walk; the view keeps no more than twice that
 NEAR = 4  # inodes between two pages that the kernel gave up together
+CROSSING = 32  # reads that may cross what is sent anew; with more of them that was lost as well
 STRIDE = 1 << 20  # bytes; one page of each is held back
 
 
@@ -41,6 +43,7 @@ class _Directory:
 
     scale: int = 1
     last: int = 0  # the inode that was read last
+    anew: float = -math.inf  # when the kernel was found to have lost it, and sending began again
 
 
 class ReadAhead:
@@ -57,7 +60,9 @@ class ReadAhead:
         self._position = 0  # the inode that the window reaches to
         self._since_held = 0  # bytes sent since a page was held back
         self._gone: deque[tuple[float, int]] = deque(maxlen=NEAR)  # what the kernel gave up last
-        self._losses = 0  # directories in a row of which it gave up more than one page
+        self._losses = 0  # directories of which it gave up more than one page
+        self._anew = -math.inf  # when it was found to have lost all of them
+        self._crossed = 0  # reads of pages that were sent anew within a moment
 
     def read(self, inode: int, now: float, *, again: bool = False) -> list[int]:
         """Note a read of a page at `now` (seconds); return the inodes to send, in order.
@@ -65,11 +70,9 @@ class ReadAhead:
         `again`: the kernel had the page.
         """
         parent = self._snapshot.parent(inode)
-        if again and not self._lost(inode, parent, now):
-            return []
-        if self._sent[inode]:
-            return []  # it crossed what was sent
         directory = self._directories.setdefault(parent, _Directory())
+        if self._sent[inode] and not (again and self._lost(inode, parent, directory, now)):
+            return []  # it crossed what was sent, or is a single one that was lost
         around = self._around(parent, directory, inode)
         for sent in (*around, inode):
             self._sent[sent] = 1
@@ -92,22 +95,31 @@ class ReadAhead:
             ahead.append(inode)
         return ahead
 
-    def _lost(self, inode: int, parent: int, now: float) -> bool:
+    def _lost(self, inode: int, parent: int, directory: _Directory, now: float) -> bool:
         """Note a page that the kernel gave up; say whether its neighbours went with it."""
-        near = any(now - at < MOMENT and abs(inode - gone) <= NEAR for at, gone in self._gone)
+        near = [gone for at, gone in self._gone if now - at < MOMENT and abs(inode - gone) <= NEAR]
         self._gone.append((now, inode))
         if not near:
             return False
+        if now - max(self._anew, directory.anew) < MOMENT:
+            self._crossed += 1
+            if self._crossed <= CROSSING:
+                return False
+            self._losses = WALK
         self._losses += 1
+        self._crossed = 0
+        lost: Iterable[int] = self._snapshot.child_inodes(parent)
         if self._losses >= WALK:
-            self._sent = bytearray(len(self._sent))
-            self._directories.clear()
-            self._gone.clear()
-            self._losses = 0
+            self._losses, self._anew = 0, now
+            lost = range(len(self._sent))
+            for known in self._directories.values():
+                known.scale = 1
             self._leave()
-        for sibling in self._snapshot.child_inodes(parent):
-            self._sent[sibling] = 0
-        self._directories.pop(parent, None)
+        for page in lost:
+            self._sent[page] = 0
+        for _, gone in self._gone:
+            self._sent[gone] = 1  # read since
+        directory.scale, directory.last, directory.anew = 1, near[-1], now
         return True
 
     def _leave(self) -> None:
