@@ -289,12 +289,12 @@ def test_an_index_that_breaks_gives_way_to_the_store(tmp_path: Path) -> None:
 
 
 def test_one_question_is_one_search() -> None:
-    """After one survey of four searches a question is one search and a look at the root; asked again, nothing."""
+    """After one survey of three searches a question is one search and a look at the root; asked again, nothing."""
 
     async def body(store: FaultyStore, tree: PathTree, prefilter: Prefilter) -> None:
         await prefilter.run()
         survey = [name for name, _ in store.calls]
-        assert survey == ["searches_all", "get", *["search"] * 4, "tagged", "get"]
+        assert survey == ["searches_all", "get", *["search"] * 3, "tagged", "get"]
         for literals in ({"webhook"}, {"token", "mark"}, {"webhook"}):
             await prefilter.candidates((Need((frozenset(literals),)),))
         assert [name for name, _ in store.calls[len(survey) :]] == ["search", "get"] * 2
@@ -376,7 +376,7 @@ def test_a_search_that_fails_names_nothing(error: StoreUnavailable, reason: str)
 
     async def body(store: FaultyStore, tree: PathTree, prefilter: Prefilter) -> None:
         await prefilter.run()
-        store.script.append(Fault("fail", at=5, methods=frozenset({"search"}), error=error))
+        store.script.append(Fault("fail", at=4, methods=frozenset({"search"}), error=error))
         assert await prefilter.candidates(one("webhook")) == Unknown(reason)
         assert paths(tree, await prefilter.candidates(one("webhook"))) == {"a.md", *ODD}
 
@@ -412,7 +412,7 @@ def test_a_search_that_takes_too_long_is_given_up_for_a_while() -> None:
 
     async def body(store: FaultyStore, tree: PathTree, prefilter: Prefilter) -> None:
         await prefilter.run()
-        store.script.append(Fault("hang", at=5, methods=frozenset({"search"})))
+        store.script.append(Fault("hang", at=4, methods=frozenset({"search"})))
         before = trio.current_time()
         late = Unknown("it took too long to find out")
         assert await prefilter.candidates(one("webhook")) == late

@@ -43,8 +43,8 @@ _LETTERS_END = (
 )
 _ANY = r"(?s:.)"
 _CUT = r"[^\n]\z"  # a chunk that is not the last of its page and ends so is a piece of a line
-_MARK = r"\A\ufeff"
 _NUL = r"\x00"
+_ODD = rf"\A\ufeff|{_NUL}"
 _LONG = 2_000  # ids; more are taken apart in a thread
 
 
@@ -105,7 +105,7 @@ def _forms() -> dict[str, str]:
 @dataclass(frozen=True, slots=True)
 class _Survey:
     always: frozenset[bytes]  # versions that the search says nothing of
-    nul: frozenset[bytes]  # versions that may hold a NUL
+    binary: frozenset[bytes]  # those of them in base64
 
 
 class StoreSearch:
@@ -116,6 +116,7 @@ class StoreSearch:
         self._store = store
         self._tree = tree
         self._survey: _Survey | None = None
+        self._nul: frozenset[bytes] | None = None
         self._lock = trio.Lock()
 
     async def search(self, needs: tuple[Need, ...]) -> frozenset[bytes]:
@@ -135,7 +136,12 @@ class StoreSearch:
     async def nul(self) -> frozenset[bytes]:
         """Return the versions of pages that may hold a NUL. Raises NoAnswer, StoreError."""
         async with self._lock:
-            return (await self._surveyed()).nul
+            if self._nul is None:
+                binary = (await self._surveyed()).binary
+                found = _versions(await self._ids(_NUL))
+                await self._check_published()
+                self._nul = binary | found
+            return self._nul
 
     async def prepare(self) -> None:
         """Look at what the search sees, so that the first search need not. Raises NoAnswer, StoreError."""
@@ -147,7 +153,7 @@ class StoreSearch:
             if not await self._store.searches_all():
                 raise NoAnswer("this store's search is not known to find everything")
             await self._check_published()
-            found = [await self._ids(pattern) for pattern in (_ANY, _CUT, _MARK, _NUL)]
+            found = [await self._ids(pattern) for pattern in (_ANY, _CUT, _ODD)]
             found.append(await self._store.tagged("encoding", "base64"))
             survey = await _taken_apart(lambda: _judged(self._tree.entries, *found), len(found[0]))
             await self._check_published()
@@ -195,8 +201,7 @@ def _judged(
     entries: tuple[TreeEntry, ...],
     every: list[str],
     cut: list[str],
-    marked: list[str],
-    nul: list[str],
+    odd: list[str],
     binary: list[str],
 ) -> _Survey:
     """Return what the answers to the survey mean for a tree."""
@@ -204,5 +209,5 @@ def _judged(
     last = {entry.version: entry.chunks - 1 for entry in entries}
     always = {entry.version for entry in entries if seen[entry.version] != entry.chunks}
     always |= {version for version, number in _chunks(cut) if number < last.get(version, 0)}
-    may_hold_nul = _versions(nul) | _versions(binary)
-    return _Survey(frozenset(always) | _versions(marked) | may_hold_nul, may_hold_nul)
+    packed = _versions(binary)
+    return _Survey(frozenset(always) | _versions(odd) | packed, packed)
