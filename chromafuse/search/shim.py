@@ -284,7 +284,7 @@ def environment() -> dict[bytes, bytes]:
         except OSError:
             return env
         env.pop(b"LC_CTYPE")
-        env.update(entry.split(b"=", 1) for entry in entries if entry[:9] == b"LC_CTYPE=")
+        env.update((entry[:8], entry[9:]) for entry in entries if entry[:9] == b"LC_CTYPE=")
     return env
 
 
@@ -317,6 +317,8 @@ def run(
     real = real_tool(tool, env, own)
     command = words
     try:
+        if env.pop(b"CHROMAFUSE_ASKED", None):
+            raise Plain("another shim has asked")
         search = Search(tool, real, words, env, mounts)
         command = search.command()
         counts = f"{search.chosen} of {search.pages} pages ({search.source.decode()})"
@@ -327,6 +329,8 @@ def run(
         why = f"plain: {error!r}"
     if explain:
         report(why)
+    if tool in ("egrep", "fgrep"):  # often scripts that run grep, which may be a shim
+        env[b"CHROMAFUSE_ASKED"] = b"1"
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and that is passed on
         _signal.signal(number, _signal.SIG_DFL)
     try:

@@ -42,6 +42,8 @@ class FakeHub:
     store_up: bool = True
     reads: list[wire.Read] = field(default_factory=list)
     hellos: list[wire.Hello] = field(default_factory=list)
+    answer: bytes = b""  # to every question
+    questions: list[wire.Query] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.view = make_view(self.pages, self.generation)
@@ -94,6 +96,11 @@ class FakeHub:
     def _handle(self, link: socket.socket, frame: wire.Frame) -> None:
         if frame.type is wire.Type.HELLO:
             self._greet(link, wire.parse_hello(frame.payload))
+            return
+        if frame.type is wire.Type.QUERY:
+            self.questions.append(wire.parse_query(frame.payload))
+            if not self.silent:
+                link.sendall(b"".join(wire.answer(frame.request, self.answer)))
             return
         read = wire.parse_read(frame.payload)
         self.reads.append(read)

@@ -31,8 +31,8 @@ class Ran:
 
     @property
     def filtered(self) -> bool:
-        """Say whether the last shim ran the tool on a part of the pages."""
-        return bool(self.ways) and self.ways[-1][0] == "filtered"
+        """Say whether a shim ran the tool on a part of the pages."""
+        return any(way == "filtered" for way, _ in self.ways)
 
     @property
     def why(self) -> str:
