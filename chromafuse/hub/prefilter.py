@@ -120,7 +120,7 @@ class Prefilter:
             try:
                 await self._search.prepare()
             except (NoAnswer, StoreError) as exc:
-                log.info("the store's search is not used: %s", exc)
+                log.debug("the store's search is not used: %s", exc)
         if self._indexing is not None:
             while self._indexing.index is None:
                 await self._indexing.leaves(self._indexing.state)

@@ -209,7 +209,7 @@ class Hub:
             queries = Queries(scope, prefilter)
             self._session = Session(stream, scope, self._pages, self._health, queries)
             nursery.start_soon(indexing.run)
-            nursery.start_soon(prefilter.run)
+            nursery.start_soon(prefilter.run, scope)
             nursery.start_soon(self._speak, self._session)
             nursery.start_soon(self._health.probe, lambda: load_root(store))
             await self._control.send(
