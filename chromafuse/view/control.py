@@ -38,6 +38,8 @@ README_TEXT = b"""\
 This is a read-only directory of documentation pages. Plain tools work: ls, cat, find, grep, rg, tar, diff.
 
 - Find a word: `grep -rn 'WORD' .` or `rg -n 'WORD' .`; only the names: `grep -rl 'WORD' .`
+- A word or phrase of three letters or more is found fastest. `chromafuse grep` and `chromafuse rg`, or a grep and
+  rg made by `chromafuse shims`, look at the pages that can match alone, with the same output.
 - Find a page by name: `find . -name '*auth*'`
 - Long lines: `grep -rn 'WORD' . | cut -c 1-300`, or `rg -M 300 --max-columns-preview 'WORD'`
 - Read part of a page: `sed -n '1,80p' PATH`
