@@ -19,7 +19,7 @@ from chromafuse.model.access import Identity, Kind
 from chromafuse.store.location import StoreLocation, parse_store
 from tests.support.hub import HubProcess, hub_process
 from tests.support.ingesting import write_tree
-from tests.support.mounts import PAGES, Running, foreground, small_store  # noqa: F401
+from tests.support.mounts import PAGES, Running, foreground, is_live, small_store  # noqa: F401
 from tests.support.program import chromafuse, ok, output
 from tests.support.redis_server import RedisProcess, redis_fixture, redis_process  # noqa: F401
 from tests.support.waiting import wait_for
@@ -30,6 +30,23 @@ OPERATOR = Identity(Kind.UNRESTRICTED)
 SECRET = "correct-horse-battery"
 PATIENT = "timeout = 20000\n"  # a busy machine must not look like a Redis that hangs
 SHARED = ("redis", "redis_hits", "redis_misses", "redis_wrong", "store_calls")
+
+
+@contextmanager
+def mounted(
+    home: Path, store: Path, point: Path, *options: str, env: Mapping[str, str] | None = None
+) -> Iterator[Running]:
+    """Mount in the foreground, without an index: its build reads pages, too, and these tests count calls."""
+    place = home / "cache" / "chromafuse"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (place / "index").touch()  # where its directory would be
+    with foreground(home, store, point, *options, env=env, ready=False) as running:
+        wait_for(
+            lambda: is_live(point) and chromafuse(home, "status", point).returncode == 0,
+            timeout=60,
+            what="a mount that answers",
+        )
+        yield running
 
 
 def facts(running: Running) -> tuple[Any, ...]:
@@ -61,11 +78,13 @@ def contents(point: Path) -> dict[str, bytes]:
 def hub(
     location: StoreLocation, tmp_path: Path, redis: RedisProcess, name: str, timeout: int = 20_000
 ) -> Iterator[HubProcess]:
-    """Start a hub with a cache directory of its own, as on a host of its own."""
+    """Start a hub without caches on disk, as on a host of its own."""
     settings = RedisSettings(parse_redis(redis.url), timeout=timeout)
     place = tmp_path / name
     place.mkdir()
-    with hub_process(location, place, OPERATOR, redis=settings.to_json()) as started:
+    with hub_process(
+        location, place, OPERATOR, redis=settings.to_json(), cache_dir=None
+    ) as started:
         event = started.event()
         assert event is not None
         assert event["event"] == "ready"
@@ -137,7 +156,7 @@ def test_a_redis_that_goes_and_comes_beneath_a_mount(
 ) -> None:
     """Killed beneath a mount: pages are right, `status` says so; back: pages lie in it again."""
     options = (*configured(tmp_path, redis), "--unrestricted")
-    with foreground(tmp_path, store, mount_root / "one", *options) as one:
+    with mounted(tmp_path, store, mount_root / "one", *options) as one:
         redis.kill()
         assert contents(one.point) == PAGES
         assert facts(one)[:2] == ("down", 0)
@@ -149,11 +168,11 @@ def test_a_redis_that_goes_and_comes_beneath_a_mount(
         _, said = one.end()
         told = [line for line in said.splitlines() if "shared cache" in line]
         assert ["again" in line for line in told] == [False, True]
-    with foreground(tmp_path, store, mount_root / "two", *options) as two:
+    with mounted(tmp_path, store, mount_root / "two", *options) as two:
         assert contents(two.point) == PAGES
         wait_for(lambda: len(redis.pages()) == 3, what="the pages in Redis")
         assert facts(two)[:4] == ("up", 0, 3, 0)
-    with foreground(tmp_path, store, mount_root / "three", *options) as three:
+    with mounted(tmp_path, store, mount_root / "three", *options) as three:
         assert contents(three.point) == PAGES
         assert facts(three) == ("up", 3, 0, 0, 0)
 
@@ -163,10 +182,10 @@ def test_what_one_identity_put_in_redis_another_does_not_see(
 ) -> None:
     """Redis full of all pages changes nothing for an anonymous mount: what is hidden is absent."""
     options = configured(tmp_path, redis)
-    with foreground(tmp_path, store, mount_root / "all", *options, "--unrestricted") as one:
+    with mounted(tmp_path, store, mount_root / "all", *options, "--unrestricted") as one:
         assert contents(one.point) == PAGES
         wait_for(lambda: len(redis.pages()) == 3, what="the pages in Redis")
-    with foreground(tmp_path, store, mount_root / "anonymous", *options) as other:
+    with mounted(tmp_path, store, mount_root / "anonymous", *options) as other:
         seen = {path: PAGES[path] for path in ("open.md", "name with blanks ü.md")}
         assert contents(other.point) == seen
         assert not os.path.lexists(other.point / "deep")
@@ -188,7 +207,7 @@ def test_the_password_is_used_and_seen_nowhere(
             env = {"CHROMAFUSE_REDIS_PASSWORD": SECRET}
         else:
             options = list(configured(tmp_path, redis, "password_file = 'secret'\n"))
-        with foreground(
+        with mounted(
             tmp_path, store, mount_root / "m", *options, "--unrestricted", env=env
         ) as running:
             assert contents(running.point) == PAGES
@@ -224,7 +243,7 @@ def test_a_mount_with_hardly_any_memory(
     options = configured(tmp_path, redis, "[hub]\nmemory = 65536\n")
     for name, calls in (("one", True), ("two", False)):
         point = mount_root / name
-        with foreground(tmp_path, tmp_path / "store", point, *options) as running:
+        with mounted(tmp_path, tmp_path / "store", point, *options) as running:
             for _ in range(2):
                 assert contents(point) == site
             expected = output(["grep", "-rc", "page 1", "."], source, exits=(0, 1))
@@ -240,7 +259,7 @@ def test_two_processes_that_read_one_page_cause_one_call(tmp_path: Path, mount_r
     site = {"page.md": b"some line of text\n" * 5_000}
     source = write_tree(tmp_path / "source", site)
     ok(chromafuse(tmp_path, "ingest", source, tmp_path / "store", "--default-access", "public"))
-    with foreground(tmp_path, tmp_path / "store", mount_root / "m") as running:
+    with mounted(tmp_path, tmp_path / "store", mount_root / "m") as running:
         before = running.status()
         command = ["head", "-c", "100000000", running.point / "page.md"]
         worker = _worker(before["hub_pid"])
@@ -286,7 +305,7 @@ def test_a_page_of_64_mb_through_a_mount(
     source = write_tree(tmp_path / "source", {"huge.md": huge, "small.md": b"small\n"})
     ok(chromafuse(tmp_path, "ingest", source, tmp_path / "store", "--default-access", "public"))
     options = configured(tmp_path, redis, "[hub]\nmemory = 65536\n")
-    with foreground(tmp_path, tmp_path / "store", mount_root / "m", *options) as running:
+    with mounted(tmp_path, tmp_path / "store", mount_root / "m", *options) as running:
         output(["cmp", source / "huge.md", running.point / "huge.md"], tmp_path)
         assert (running.point / "small.md").read_bytes() == b"small\n"
         wait_for(lambda: len(redis.pages()) == 1, what="the small page in Redis")
@@ -338,7 +357,7 @@ def test_off_beats_the_configuration(
 ) -> None:
     """`--redis off` mounts without the Redis that the configuration names."""
     options = (*configured(tmp_path, redis), "--redis", "off")
-    with foreground(tmp_path, store, mount_root / "m", *options) as running:
+    with mounted(tmp_path, store, mount_root / "m", *options) as running:
         assert running.status()["redis"] == "off"
         with redis.client() as client:
             assert client.info("stats")["total_connections_received"] <= 3  # the test's own
