@@ -296,21 +296,6 @@ def _reads(pid: int, point: Path) -> bool:
     return state in "SD" and any(name.startswith(str(point)) for name in opened)
 
 
-@pytest.mark.slow
-def test_a_page_of_64_mb_through_a_mount(
-    tmp_path: Path, mount_root: Path, redis: RedisProcess
-) -> None:
-    """A page that is larger than what Redis takes and than the hub's memory comes out byte for byte."""
-    huge = b"".join(b"%015d\n" % number for number in range(4 << 20))
-    source = write_tree(tmp_path / "source", {"huge.md": huge, "small.md": b"small\n"})
-    ok(chromafuse(tmp_path, "ingest", source, tmp_path / "store", "--default-access", "public"))
-    options = configured(tmp_path, redis, "[hub]\nmemory = 65536\n")
-    with mounted(tmp_path, tmp_path / "store", mount_root / "m", *options) as running:
-        output(["cmp", source / "huge.md", running.point / "huge.md"], tmp_path)
-        assert (running.point / "small.md").read_bytes() == b"small\n"
-        wait_for(lambda: len(redis.pages()) == 1, what="the small page in Redis")
-
-
 # -- the command line ----------------------------------------------------------------------------------
 
 
