@@ -123,6 +123,7 @@ def test_bootstrap_says_in_one_line_what_no_apt_can_install(tmp_path: Path) -> N
         "bwrap",
         "getfattr",
         "openssl",
+        "localedef",
     )
     for tool in tools:
         found = subprocess.run(["which", tool], capture_output=True, text=True, check=True)
