@@ -167,6 +167,16 @@ class Child:
         code = self.process.returncode
         return f"signal {-code}" if code is not None and code < 0 else f"exit {code}"
 
+    @property
+    def lingers(self) -> bool:
+        """Whether it was killed, or crashed, and a thread of it waits in the kernel: then nobody is told."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
+        except OSError:
+            return False
+        state = stat.rpartition(b")")[2].split()[0]
+        return self.process.returncode is None and state == b"Z"
+
     async def end(self, grace: float) -> bool:
         """Tell it to end, wait, and kill it when its time is up; say whether it ended by itself."""
         with trio.move_on_after(grace):

@@ -28,7 +28,7 @@ STATUS_FILE = ".chromafuse/status"
 FUSECTL = Path("/sys/fs/fuse/connections")
 
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
-_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # umount(2)
+_MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8  # umount(2)
 _LINKS = 40  # symbolic links followed, as the kernel does
 _FUSERMOUNT_TIME = 10.0  # s
 _REAP = 0.1  # s
@@ -188,9 +188,29 @@ def _fusermount(path: str, lazy: bool) -> None:
 
 
 def abort(mount: Mount) -> bool:
-    """End the kernel's side of a mount: whoever waits in it gets ECONNABORTED. Say whether that was possible."""
+    """End the kernel's side of a mount: whoever waits in it gets ECONNABORTED. Say whether that was possible.
+
+    It stays mounted, and dead.
+    """
     try:
         (FUSECTL / str(mount.minor) / "abort").write_text("1")
-    except OSError:
-        return False  # fusectl is not mounted, or the mount is another user's
+    except OSError:  # fusectl is not mounted, as in a container, or the mount is another user's
+        return _force(mount)
     return True
+
+
+def _force(mount: Mount) -> bool:
+    """Have root's forced unmount end the connection, and fail over the mount that we hold."""
+    try:
+        held = os.open(mount.path, os.O_PATH | os.O_DIRECTORY)  # asks the file system nothing
+    except OSError:
+        return False
+    try:
+        details = Path(f"/proc/self/fdinfo/{held}").read_text(encoding="ascii").split()
+        if details[details.index("mnt_id:") + 1] != str(mount.id):
+            return False  # something else is mounted over it
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.umount2(f"/proc/self/fd/{held}".encode(), _MNT_FORCE)
+        return ctypes.get_errno() == errno.EBUSY
+    finally:
+        os.close(held)

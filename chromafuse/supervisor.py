@@ -2,7 +2,8 @@
 
     hub dies                 started again, see keeper; the view lives and gets the new link
     view ends with 0         unmounted from outside: the hub is stopped, exit 0
-    view dies otherwise      exit 1; the mount is left dead on purpose (ENOTCONN), and cleared at the next start
+    view dies otherwise      exit 1; the mount is left dead on purpose (ENOTCONN), and cleared at the next start;
+                             where a thread of it waits in a notify call its connection is aborted first
     SIGTERM, SIGINT, SIGHUP  unmounted, exit 0; a second signal does not wait. SIGHUP is a terminal that closed:
                              who has none (a daemon, `nohup`) ignores it, and so do we
     view does not end        killed; after 1 s its FUSE connection is aborted and the mount detached
@@ -47,6 +48,7 @@ CHECK = 10.0  # s for the first read through the mount
 KILLED = (
     1.0  # s from SIGKILL to the abort of the connection: a view in a notify call stays a zombie
 )
+LOOK = 2.0  # s between two looks for a view that is dead and cannot end
 SHOWN = 20  # warnings of the hub that are logged one by one
 
 
@@ -135,6 +137,7 @@ class Supervisor:
         self._view = await Child.start("chromafuse.view", *arguments, stderr=self._stderr)
         self._view_started.set()
         nursery.start_soon(self._watch_view, self._view)
+        nursery.start_soon(self._bury_view, self._view)
         try:
             with trio.fail_after(START):
                 await self._until_mounted()
@@ -230,6 +233,26 @@ class Supervisor:
             elif event["event"] == "failed":
                 await self._reports.send(Failed(event["message"], event["exit_code"]))
         await self._reports.send(_ViewEnded(await view.process.wait()))
+
+    async def _bury_view(self, view: Child) -> None:
+        """Abort the connection of a view that died in a call of the kernel which nobody will answer.
+
+        That thread holds the connection open, so readers would wait for ever, and we for the view.
+        """
+        while True:
+            await trio.sleep(LOOK)
+            if self._mount is None or not view.lingers:
+                continue
+            with trio.move_on_after(KILLED):
+                await view.process.wait()
+                return
+            aborted = await trio.to_thread.run_sync(mountinfo.abort, self._mount)
+            log.warning(
+                "%s: the view died in a call of the kernel; its connection %s",
+                self._shown,
+                "is aborted" if aborted else "cannot be aborted: `chromafuse umount` it as root",
+            )
+            return
 
     async def _take_signals(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
