@@ -1,7 +1,7 @@
-"""The peers over the same pages: Mirage's mount and Mirage's own shell, on one Chroma server with ours.
+"""The peers over the same pages: Mirage's mount and Mirage's own shell, on Chroma servers.
 
 Each round visits every contender once: a new mount, the first search, the second, a listing. So "first" is
-first for each of them. Mirage gets the pages in its own layout, in a collection of the same server.
+first for each of them. Mirage gets the pages in its own layout, on a server that holds nothing else.
 
 Concurrency: one thread.
 """
@@ -20,6 +20,7 @@ from .lab import Lab, say
 from .measure import Failed, Run, run
 from .questions import COPY, FAST, NAIVE, STOCK, just_bash, metered, table_for
 from .results import Table, rows_of
+from .server import serve
 
 MIRAGE = "Mirage's mount"
 MIRAGE_SHELL = "Mirage, in process"
@@ -32,7 +33,7 @@ Visit = Callable[[], Mapping[str, Run]]
 
 def mirage(lab: Lab) -> Table:
     """How much faster than Mirage's mount is a first `grep -rn`? And than the other peers?"""
-    table = table_for(lab, "mirage", "the same pages on one Chroma server", bases=[COPY, MIRAGE])
+    table = table_for(lab, "mirage", "the same pages on Chroma servers", bases=[COPY, MIRAGE])
     runs: dict[str, dict[str, list[Run]]] = {name: {} for name in _WORKS}
     with ExitStack() as stack:
         visits = _visits(lab, table, stack)
@@ -66,10 +67,10 @@ def _visits(lab: Lab, table: Table, stack: ExitStack) -> dict[str, Visit]:
     if python is None:
         table.missing.append(("Mirage", why))
         return visits
-    port = str(lab.server.port)
-    subprocess.run(python_host("plainform", port, PLAIN, lab.copy), check=True)
-    visits[MIRAGE] = partial(_mirage_mount, lab, python)
-    visits[MIRAGE_SHELL] = partial(_mirage_shell, lab, python)
+    port = stack.enter_context(serve(lab.root / "mirage-server")).port
+    subprocess.run(python_host("plainform", str(port), PLAIN, lab.copy), check=True)
+    visits[MIRAGE] = partial(_mirage_mount, lab, python, port)
+    visits[MIRAGE_SHELL] = partial(_mirage_shell, lab, python, port)
     return visits
 
 
@@ -78,20 +79,20 @@ def _own_mount(lab: Lab, fast: bool) -> dict[str, Run]:
         return {name: metered(live, work) for name, work in _WORKS.items()}
 
 
-def _mirage_mount(lab: Lab, python: Path) -> dict[str, Run]:
+def _mirage_mount(lab: Lab, python: Path, port: int) -> dict[str, Run]:
     point = lab.new_place("mirage")
-    with _mirage(lab, python, str(point)):
+    with _mirage(lab, python, port, str(point)):
         return {name: run(work.command, str(point)) for name, work in _WORKS.items()}
 
 
-def _mirage_shell(lab: Lab, python: Path) -> dict[str, Run]:
-    with _mirage(lab, python) as shell:
+def _mirage_shell(lab: Lab, python: Path, port: int) -> dict[str, Run]:
+    with _mirage(lab, python, port) as shell:
         return _shell(shell, FIRST, AGAIN, FIND)
 
 
 @contextmanager
-def _mirage(lab: Lab, python: Path, *mountpoint: str) -> Iterator[Program]:
-    arguments = (str(lab.server.port), PLAIN, *mountpoint)
+def _mirage(lab: Lab, python: Path, port: int, *mountpoint: str) -> Iterator[Program]:
+    arguments = (str(port), PLAIN, *mountpoint)
     command = python_host("mirage_host", *arguments, python=python)
     with program(command, lab.root / "mirage.log") as started:
         yield started
