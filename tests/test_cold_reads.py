@@ -302,7 +302,13 @@ def test_a_huge_page(tmp_path: Path, mount_root: Path, huge_site: Site, memory: 
 def grepping(point: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start a walk that tells every page as it comes to it."""
     command = ["grep", "-rc", "--line-buffered", "needle", "."]
-    process = subprocess.Popen(command, cwd=point, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        command,
+        bufsize=0,  # a line that was read ahead would be lost to communicate()
+        cwd=point,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     with process:
         try:
             yield process
