@@ -9,7 +9,8 @@ import errno
 import socket
 import struct
 import tracemalloc
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import cast
 
 import pytest
 import trio
@@ -30,8 +31,9 @@ from chromafuse.errors import (
 from chromafuse.hub.health import Health
 from chromafuse.hub.loading import StoreLoad
 from chromafuse.hub.pages import BATCH_BYTES, Pages
+from chromafuse.hub.queries import Queries
 from chromafuse.hub.scope import Scope
-from chromafuse.hub.session import DEADLINE, IN_FLIGHT, READ_MAX, Session
+from chromafuse.hub.session import DEADLINE, IN_FLIGHT, READ_MAX, SENDING, Session
 from chromafuse.hub.treecache import TreeCache
 from chromafuse.hub.trees import Trees
 from chromafuse.model.access import AUTHENTICATED, HIDDEN, PUBLIC, Access, Identity, Kind
@@ -659,6 +661,39 @@ def test_answers_that_nobody_takes_hold_no_whole_pages() -> None:
         finally:
             tracemalloc.stop()
         await view.stream.aclose()
+
+    with_rig(body, site=site)
+
+
+def test_what_questions_send_ahead_is_bounded_while_nobody_takes_it() -> None:
+    """A view that asks 100 questions, of a page each, and reads nothing is sent no more pages than one may be."""
+    count = 100
+    site = {f"{number:03}": (PUBLIC, b"%03d\n" % number * 5_000) for number in range(count)}
+
+    class Naming:
+        """Answers a question with nothing, and has the page sent whose inode it is."""
+
+        async def answer(
+            self, directory: int, data: bytes, push: Callable[[Sequence[int]], None]
+        ) -> bytes:
+            push([int(data)] if data else [])
+            return b""
+
+    async def body(rig: Rig) -> None:
+        view, session = rig.link(await rig.scope())
+        session._queries = cast(Queries, Naming())
+        greeting = await view.greet()
+        asked = range(2, 2 + count)
+        for inode in asked:
+            question = wire.Query(greeting.generation, 1, b"%d" % inode)
+            await view.stream.send_all(wire.query(inode, question))
+        await trio.testing.wait_all_tasks_blocked()
+        assert session.requests == count
+        assert {(await view.answer())[0] for _ in asked} == set(asked)
+        # The answer to another question comes behind all that is on its way.
+        await view.stream.send_all(wire.query(1, wire.Query(greeting.generation, 1, b"")))
+        assert await view.answer() == (1, b"")
+        assert 0 < len(view.pushed) <= SENDING + 1  # the one that is half sent has ended its task
 
     with_rig(body, site=site)
 

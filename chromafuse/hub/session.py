@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 DEADLINE = 9.0  # s for one read; the view gives up after 10
 IN_FLIGHT = 256  # requests of one link; more wait in the view's socket
 READ_MAX = 1 << 20  # bytes of one read; the kernel asks for no more
-SENDING = 32  # tasks of one link that send what nobody asked for; with more of them a read is answered alone
+SENDING = 32  # tasks of one link that send what nobody asked for; with so many nothing is added
 SEND_PAGES, SEND_BYTES = 64, 1 << 20  # of one
 _CHUNK = 64 << 10  # bytes taken from the socket at once
 
@@ -174,8 +174,7 @@ class Session:
     ) -> Iterable[bytes]:
         if wanted.size > READ_MAX:
             return [wire.error(request, errno.EINVAL)]
-        if wanted.generation != self._generation:
-            raise StaleInode(f"generation {wanted.generation} is not served here")
+        self._require_served(wanted.generation)
         entry = self._scope.page(wanted.inode)
         self._look_ahead(nursery, wanted)
         page = await self._pages.get(entry, self)
@@ -188,22 +187,27 @@ class Session:
     ) -> Iterable[bytes]:
         if self._queries is None:
             return [wire.error(request, errno.ENOSYS)]
-        if wanted.generation != self._generation:
-            raise StaleInode(f"generation {wanted.generation} is not served here")
+        self._require_served(wanted.generation)
 
         def push(inodes: Sequence[int]) -> None:
-            if self._pushing and self._health.up:
+            if self._may_send():
                 self._send_ahead(nursery, self._readahead.named(inodes))
 
         answer = await self._queries.answer(wanted.directory, wanted.question, push)
         return list(wire.answer(request, answer))
 
+    def _require_served(self, generation: int) -> None:
+        if generation != self._generation:
+            raise StaleInode(f"generation {generation} is not served here")
+
     def _look_ahead(self, nursery: trio.Nursery, wanted: wire.Read) -> None:
         """Have sent what will be read next."""
-        if not self._pushing or self._sending >= SENDING or not self._health.up:
-            return
-        ahead = self._readahead.read(wanted.inode, trio.current_time(), again=wanted.again)
-        self._send_ahead(nursery, ahead)
+        if self._may_send():
+            ahead = self._readahead.read(wanted.inode, trio.current_time(), again=wanted.again)
+            self._send_ahead(nursery, ahead)
+
+    def _may_send(self) -> bool:
+        return self._pushing and self._sending < SENDING and self._health.up
 
     def _send_ahead(self, nursery: trio.Nursery, inodes: Sequence[int]) -> None:
         for batch in self._batches(inodes):
