@@ -1,4 +1,4 @@
-"""Loading from the store: what it says about the store's health."""
+"""Loading from the store: what it says about the store's health; and the batches of what is loaded."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chromafuse.errors import StoreTimeout, StoreUnavailable
 from chromafuse.hub.health import Health
-from chromafuse.hub.loading import StoreLoad
+from chromafuse.hub.loading import StoreLoad, batches
 from chromafuse.model.access import PUBLIC
+from chromafuse.model.entry import TreeEntry
 from chromafuse.store.publish import find_root, publish
 from tests.support.hub import planned
 from tests.support.logguard import LogGuard
@@ -64,3 +67,17 @@ def test_an_empty_page_says_nothing_of_the_store() -> None:
         assert not health.up
 
     with_load(body)
+
+
+@given(sizes=st.lists(st.integers(0, 20), max_size=40), pages=st.integers(1, 5))
+def test_batches_are_bounded_and_lose_nothing(sizes: list[int], pages: int) -> None:
+    """For any sizes: every page once, in order; no batch over a bound but of one page, none too small."""
+    entries = [TreeEntry(str(at), PUBLIC, bytes(16), 1, size, 5) for at, size in enumerate(sizes)]
+    found = list(batches(entries, pages, 10))
+    assert [entry for batch in found for entry in batch] == entries
+    totals = [sum(entry.size for entry in batch) for batch in found]
+    for at, batch in enumerate(found):
+        assert 1 <= len(batch) <= pages
+        assert len(batch) == 1 or totals[at] <= 10
+        if at + 1 < len(found):
+            assert len(batch) == pages or totals[at] + found[at + 1][0].size > 10

@@ -12,15 +12,11 @@ from pathlib import Path
 import pytest
 import trio
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 
 from chromafuse.errors import CacheError, StoreUnavailable
-from chromafuse.hub import shared
 from chromafuse.hub.health import PROBE
 from chromafuse.hub.redislocation import RedisLocation, RedisSettings, parse_redis
-from chromafuse.hub.shared import BATCH_BYTES, BATCH_PAGES, PAUSE, PREFIX, SharedCache
-from chromafuse.model.access import PUBLIC
+from chromafuse.hub.shared import BATCH_BYTES, BATCH_PAGES, PAUSE, PREFIX, WAITING, SharedCache
 from chromafuse.model.entry import TreeEntry
 from tests.support.logguard import LogGuard
 from tests.support.memory_store import Fault
@@ -155,17 +151,6 @@ def test_a_page_of_64_mb_in_a_hub_with_hardly_any_memory(redis: RedisProcess) ->
                 assert (loader.from_store.calls > 0) == cold
 
     run(site, body)
-
-
-@given(sizes=st.lists(st.integers(1, 2 * BATCH_BYTES), max_size=40))
-def test_batches_are_bounded_and_lose_nothing(sizes: list[int]) -> None:
-    """For any sizes: every page once, in order; no batch over the bounds, unless one page alone is."""
-    entries = [TreeEntry(str(at), PUBLIC, bytes(16), 1, size, 5) for at, size in enumerate(sizes)]
-    batches = list(shared._batches(entries))
-    assert [entry for batch in batches for entry in batch] == entries
-    assert all(
-        len(batch) == 1 or sum(entry.size for entry in batch) <= BATCH_BYTES for batch in batches
-    )
 
 
 # -- what is wrong in it -------------------------------------------------------------------------------
@@ -728,7 +713,7 @@ def test_what_waits_to_be_written_is_bounded() -> None:
             await until(lambda: not cache._waiting, "the first is being written")
             for number in range(100):
                 cache.keep({b"%d" % number: page})
-            assert cache._waiting == shared.WAITING
+            assert cache._waiting == WAITING
             server.open.set()
             await until(lambda: not cache._waiting, "all of it written")
             await until(lambda: len(server.values) == 33, "all of it written")

@@ -20,7 +20,7 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,15 @@ from ..model.entry import TreeEntry
 from ..store.location import StoreLocation
 from .index import Index, IndexDamaged, open_newest
 from .indexer import LENGTH, VERSION, packed
-from .loading import Load
+from .loading import Load, batches
 from .treecache import check_private
 
 log = logging.getLogger(__name__)
 
 DELAY = 1.0  # s from the mount to the start of a build
 BATCH_PAGES = 256
-BATCH_BYTES = (
-    1 << 20
-)  # of pages asked for in one call; an embedded store lets nobody in before it is done
+# Of pages asked for in one call; an embedded store lets nobody in before it is done.
+BATCH_BYTES = 1 << 20
 PAGE_MAX = 32 << 20  # bytes; a larger page is always a candidate
 REST = 8  # times as long as a batch took, while somebody reads
 RETRY, RETRY_MAX = 5.0, 600.0  # s from a build that failed to the next
@@ -228,7 +227,8 @@ class Indexing:
         """Send the builder the pages that it misses; fetch the next ones while it is at work."""
         unread = {entry.version for entry in missing if entry.size > PAGE_MAX}
         under_way = False
-        for batch in _batches([entry for entry in missing if entry.version not in unread]):
+        wanted = [entry for entry in missing if entry.version not in unread]
+        for batch in batches(wanted, BATCH_PAGES, BATCH_BYTES):
             started, readers = trio.current_time(), self._activity()
             pages = await self._fetch(batch)
             unread.update(entry.version for entry in batch if entry.version not in pages)
@@ -273,9 +273,7 @@ class Indexing:
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(
-        OSError
-    ):  # where we cannot write, the digest keeps it from being used again
+    with contextlib.suppress(OSError):  # not removed, its digest keeps it from being used again
         path.unlink()
 
 
@@ -306,19 +304,6 @@ class _Builder:
                 raise trio.BrokenResourceError("it ended")
             data += part
         return bytes(data)
-
-
-def _batches(entries: Sequence[TreeEntry]) -> Iterator[Sequence[TreeEntry]]:
-    batch: list[TreeEntry] = []
-    size = 0
-    for entry in entries:
-        if batch and (len(batch) == BATCH_PAGES or size + entry.size > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(entry)
-        size += entry.size
-    if batch:
-        yield batch
 
 
 async def _start(end: socket.socket) -> trio.Process:

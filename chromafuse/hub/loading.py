@@ -8,7 +8,7 @@ Concurrency: stateless; any number of calls at once.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import trio
@@ -24,6 +24,20 @@ Outcome = bytes | ChromafuseError
 # Many pages in one call; the answer holds each version asked for: its bytes, or why not. Raises StoreError
 # where the store does not answer; then nothing is known of any page.
 Load = Callable[[Sequence[TreeEntry]], Awaitable[dict[bytes, Outcome]]]
+
+
+def batches(entries: Iterable[TreeEntry], pages: int, size: int) -> Iterator[Sequence[TreeEntry]]:
+    """Yield the entries in order, at most `pages` at a time, and `size` bytes of pages or one page."""
+    batch: list[TreeEntry] = []
+    left = size
+    for entry in entries:
+        if batch and (len(batch) == pages or entry.size > left):
+            yield batch
+            batch, left = [], size
+        batch.append(entry)
+        left -= entry.size
+    if batch:
+        yield batch
 
 
 class StoreLoad:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -28,6 +28,7 @@ from ..errors import CacheError
 from ..model.entry import TreeEntry
 from ..model.records import page_version
 from .health import Health
+from .loading import batches
 from .redislocation import RedisSettings
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,8 @@ class SharedCache:
         """Return those pages that are there, checked; nothing where the server does not answer."""
         await self._looked.wait()
         found: dict[bytes, bytes] = {}
-        for batch in _batches([entry for entry in entries if self._takes(entry.size)]):
+        wanted = [entry for entry in entries if self._takes(entry.size)]
+        for batch in batches(wanted, BATCH_PAGES, BATCH_BYTES):
             if not self.health.up:
                 break
             started = trio.current_time()
@@ -186,19 +188,6 @@ class SharedCache:
             )
         self._server.drop()
         raise CacheError(f"no whole answer within {deadline:.1f} s")
-
-
-def _batches(entries: Sequence[TreeEntry]) -> Iterator[Sequence[TreeEntry]]:
-    batch: list[TreeEntry] = []
-    size = 0
-    for entry in entries:
-        if batch and (len(batch) == BATCH_PAGES or size + entry.size > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(entry)
-        size += entry.size
-    if batch:
-        yield batch
 
 
 def _key(version: bytes) -> str:
