@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if arguments[:1] and arguments[0] in TOOLS:
+    if arguments and arguments[0] in TOOLS:
         run_tool(arguments[0], arguments[1:])
     word = next((word for word in arguments if not word.startswith("-")), "")
     parser = _parser(word)

@@ -445,8 +445,8 @@ def run_tool(tool: str, words: Sequence[str]) -> NoReturn:
     from .search import shim
 
     explain = words[:1] == ["--explain"]
-    own = [os.fsencode(word) for word in words[explain:]]
-    shim.run(tool, own, shim.Mounts(), explain=explain)
+    own = words[1:] if explain else words
+    shim.run(tool, [os.fsencode(word) for word in own], shim.Mounts(), explain=explain)
     raise AssertionError("unreachable: the process has become the tool")
 
 

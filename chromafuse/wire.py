@@ -50,9 +50,8 @@ _ERROR = struct.Struct("<I")
 _COUNT = struct.Struct("<I")
 _PUSHED = struct.Struct("<QI")  # inode, bytes
 PUSH_MAX = MAX_PAYLOAD - _COUNT.size - _PUSHED.size  # bytes of a page that can be pushed
-PUSH_FRAME = (
-    128 << 10
-)  # bytes of pages in one frame, unless a single one is larger; fits a socket's buffer
+# Bytes of pages in one frame, unless a single one is larger; fits a socket's buffer.
+PUSH_FRAME = 128 << 10
 _COLUMNS = struct.Struct("<QQQ")  # generation, nodes, bytes of names
 
 

@@ -35,9 +35,8 @@ from ..search.needs import Need, Needs, fold
 
 FORMAT = 1  # of the file; another number is another file
 DEAD = 0.3  # share of rows of no use from which a file is not added to any more
-SEAL_BYTES = (
-    16 << 20
-)  # text between two seals, at least; a killed build loses no more than that or a third
+# Of text between two seals, at least; a killed build loses no more than that or a third.
+SEAL_BYTES = 16 << 20
 KEPT = 8  # files of all collections; the least recently used go first
 TERMS = 4_000  # trigrams of one query; SQLite takes some 6 us for one that occurs nowhere
 LITERAL_TERMS = 24  # trigrams looked at of one literal, spread over it
@@ -127,10 +126,8 @@ class Index:
         self.path = path
         self._connection = connection
         self._lock = threading.Lock()
-        # Not all of them are of use to a tree, but they are few.
-        self.always = self._with_traits(
-            ~Trait(0)
-        )  # rows of pages that are candidates for everything
+        # Rows of pages that are candidates for everything. Not all are of use to a tree, but they are few.
+        self.always = self._with_traits(~Trait(0))
         self.nul = self._with_traits(Trait.NUL)  # rows of pages that hold a NUL
 
     @classmethod
@@ -161,9 +158,8 @@ class Index:
         expression = match_expression(needs)
         if expression is None:
             return None
-        return (
-            self._rows("SELECT rowid AS id FROM text WHERE text MATCH ?", expression) + self.always
-        )
+        found = self._rows("SELECT rowid AS id FROM text WHERE text MATCH ?", expression)
+        return found + self.always
 
     def rows_of(self, versions: Iterable[bytes | None]) -> array[int]:
         """Return the row of each version in turn, 0 for one that has none. Raises IndexDamaged."""

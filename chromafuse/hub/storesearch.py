@@ -38,9 +38,8 @@ T = TypeVar("T")
 
 PATTERN_MAX = 20_000  # characters; far below what the engine refuses, and a longer one is slow
 _META = frozenset(r"\.+*?()|[]{}^$#&-~")  # of regex-syntax
-_LETTERS_END = (
-    0x2130  # beyond the last letter that any tool takes for one of ASCII, the sign for kelvin
-)
+# Beyond the last letter that any tool takes for one of ASCII, the sign for kelvin.
+_LETTERS_END = 0x2130
 _ANY = r"(?s:.)"
 _CUT = r"[^\n]\z"  # a chunk that is not the last of its page and ends so is a piece of a line
 _NUL = r"\x00"

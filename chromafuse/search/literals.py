@@ -252,9 +252,8 @@ def _clauses(part: _Part) -> tuple[_Strings, ...]:
 
 def _need(part: _Part, fold: bool) -> Need | None:
     """Return the need of a whole pattern."""
-    clauses = _clauses(
-        part
-    )  # one with a short literal fits nearly every page: only if there is no other
+    clauses = _clauses(part)
+    # One with a short literal fits nearly every page: only if there is no other.
     telling = tuple(clause for clause in clauses if min(map(len, clause)) >= _TELLING)
     cut = [frozenset(one[:_LONGEST] for one in clause) for clause in telling or clauses[:1]]
     return Need(tuple(cut), fold) if cut else None

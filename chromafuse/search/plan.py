@@ -20,9 +20,8 @@ class Request:
     tool: str  # grep, egrep, fgrep or rg
     words: tuple[bytes, ...]
     env: Mapping[bytes, bytes] = field(default_factory=dict)
-    files: Mapping[int, bytes] = field(
-        default_factory=dict
-    )  # by position of the word: content of -f FILE
+    # By position of the word: the content of -f FILE.
+    files: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +69,12 @@ class Plan:
 
     needs: Needs
     options: tuple[bytes, ...]  # patterns included, what the list replaces left out
-    operands: tuple[
-        bytes, ...
-    ]  # as given, in order; none: the current directory, shown without "./"
+    operands: tuple[bytes, ...]  # as given; none: the current directory, shown without "./"
     recursive: bool  # directories among the operands are walked
-    prefix: (
-        bytes  # add it where a directory was walked or there is more than one operand; b"": never
-    )
+    # Added where a directory was walked or there is more than one operand; b"": never.
+    prefix: bytes
     selection: Selection | None = None
-    enumerate: tuple[bytes, ...] | None = (
-        None  # rg: the words of the `rg --files` that lists the files
-    )
-    plain_on_nul: bool = (
-        False  # rg shows matches in a named file with NULs, and not in one that it finds
-    )
+    # Of rg: the words of the `rg --files` that lists the files.
+    enumerate: tuple[bytes, ...] | None = None
+    # rg shows matches in a named file with NULs, and not in one that it finds.
+    plain_on_nul: bool = False

@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 import string
 
-_DEPTH = (
-    50  # of groups; beyond it the expression is not understood, and no parser here recurses deeper
-)
+# Of groups; beyond it the expression is not understood, and no parser here recurses deeper.
+_DEPTH = 50
 _FLAGS = re.compile(r"\(\?[imsUu]*(?:-[isU]+)?([:)])")
 _NAMED = re.compile(r"\(\?P?<[A-Za-z_][A-Za-z0-9_.\[\]]*>")
 _COUNTED = re.compile(r"[*+?]|\{[0-9]{1,4}(?:,[0-9]{0,4})?\}")

@@ -68,9 +68,7 @@ class ServerStore:
             rows_per_call is None and not location.is_cloud
         )  # Cloud itself says too much
         self._whole_listing = False
-        self._sqlite: bool | None = (
-            None  # whether it is Chroma's server on SQLite; None: not asked yet
-        )
+        self._sqlite: bool | None = None  # whether the server is on SQLite; None: not asked yet
         self._base = (
             f"/api/v2/tenants/{quote(location.tenant, safe='')}"
             f"/databases/{quote(location.database, safe='')}"

@@ -97,9 +97,7 @@ class _Connection:
 
     def __init__(self, stream: trio.SocketStream, generation: int) -> None:
         self.generation = generation  # the hub's name for the tree that this view shows
-        self.take: Take | None = (
-            None  # gets what the hub pushes, where it serves the tree shown here
-        )
+        self.take: Take | None = None  # gets what a hub pushes that serves the tree shown here
         self.store_up = True  # until the hub says otherwise
         self._stream = stream
         self._frames: deque[wire.Frame] = deque()
@@ -131,26 +129,14 @@ class _Connection:
 
     async def ask(self, inode: int, offset: int, size: int, again: bool) -> bytes | memoryview:
         """Return the answer to one read. Raises Refused, or _LinkLost."""
-        request, pending = self._issue(size)
-        try:
-            what = wire.Read(self.generation, inode, offset, size, again)
-            self._outbox.send_nowait(wire.read(request, what))
-            await pending.done.wait()
-        finally:
-            self._pending.pop(request, None)
-        parts = pending.outcome()
+        what = wire.Read(self.generation, inode, offset, size, again)
+        parts = await self._answer(size, lambda request: wire.read(request, what))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def query(self, directory: int, question: bytes) -> bytes:
         """Return the answer to a question. Raises Refused, or _LinkLost."""
-        request, pending = self._issue(ANSWER_MAX)
-        try:
-            what = wire.Query(self.generation, directory, question)
-            self._outbox.send_nowait(wire.query(request, what))
-            await pending.done.wait()
-        finally:
-            self._pending.pop(request, None)
-        return b"".join(pending.outcome())
+        what = wire.Query(self.generation, directory, question)
+        return b"".join(await self._answer(ANSWER_MAX, lambda request: wire.query(request, what)))
 
     async def receive(self) -> None:
         """Hand out answers until the hub closes. Raises ProtocolError."""
@@ -180,14 +166,20 @@ class _Connection:
         self._outbox.close()
         await trio.aclose_forcefully(self._stream)
 
-    def _issue(self, size: int) -> tuple[int, _Pending]:
+    async def _answer(self, size: int, encode: Callable[[int], bytes]) -> list[bytes | memoryview]:
+        """Send what `encode` makes for a request id; return the parts of the answer, of `size` bytes at most."""
         request = self._issued % _REQUESTS
         while request in self._pending:
             self._issued += 1
             request = self._issued % _REQUESTS
         self._issued += 1
         pending = self._pending[request] = _Pending(size)
-        return request, pending
+        try:
+            self._outbox.send_nowait(encode(request))
+            await pending.done.wait()
+        finally:
+            self._pending.pop(request, None)
+        return pending.outcome()
 
     def _hand_out(self, frame: wire.Frame) -> None:
         if frame.type not in (wire.Type.DATA, wire.Type.END, wire.Type.ERROR):
@@ -274,7 +266,8 @@ class Link:
     ) -> bytes | memoryview:
         """Return `size` bytes of a page, `again` where the kernel had it.
 
-        Raises Refused, StoreTimeout, or StoreUnavailable when stopped."""
+        Raises Refused, StoreTimeout, or StoreUnavailable when stopped.
+        """
         now = trio.current_time()
         if self._timed_out.get(inode, now) > now:
             raise StoreTimeout("the page could not be had a moment ago")

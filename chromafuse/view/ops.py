@@ -56,9 +56,8 @@ async def _refuse(*_: Any) -> Any:
 class Operations(pyfuse3.Operations):
     """One identity's mount."""
 
-    supports_dot_lookup = (
-        False  # inodes are not looked up by `.` and `..`: the mount is not exported
-    )
+    # Inodes are not looked up by `.` and `..`: the mount is not exported.
+    supports_dot_lookup = False
 
     def __init__(
         self, snapshot: Snapshot, control: ControlFiles, reader: Reader, owner: Owner

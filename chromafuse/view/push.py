@@ -5,10 +5,12 @@ an answer; until then it makes the caller wait. So a worker thread does it, no h
 bound, and pages that are being read are left out. It knows the names in a directory when whoever lists it
 comes back for more. Until then a page is kept here, for KEPT seconds and within LIMIT bytes, and answers reads.
 
-Concurrency: `_work` runs in a thread of its own, the rest on the trio thread. `_held`, `_queued`, `_unlisted`
-and `_listed` are changed by both, each time in one step that the GIL makes atomic. A read first says which
-page it waits for (`_reading`), then looks what is being handed over (`_current`); the worker does the same the
-other way round. So never do both wait for one page.
+Concurrency: `_work` runs in a thread of its own, the rest on the trio thread. `_held`, `_queued`, `_unlisted`,
+`_listed` and `_known` are changed by both, in steps that the GIL makes atomic. Between two steps the other thread
+may come in; what is lost then is a push, never a page: only the worker takes pages out of `_held`, and a page
+that waits for a listing which was just told is dropped after KEPT seconds. A read first says which page it waits
+for (`_reading`), then looks what is being handed over (`_current`); the worker does the same the other way
+round. So never do both wait for one page.
 """
 
 from __future__ import annotations
@@ -52,14 +54,11 @@ class Pusher:
         self._held: dict[int, memoryview] = {}  # by inode
         self._came = 0  # bytes ever held; changed on the trio thread alone
         self._went = 0  # bytes held no longer; changed by the worker alone
-        self._listed = bytearray(
-            len(snapshot) + 1
-        )  # by inode: the kernel knows a directory's names
-        self._known = bytearray(len(snapshot) + 1)  # by inode: the kernel had the page
+        # By inode: the kernel knows a directory's names; the kernel had the page.
+        self._listed, self._known = bytearray(len(snapshot) + 1), bytearray(len(snapshot) + 1)
         self._unlisted: dict[int, list[int]] = {}  # by directory: pages that wait for its listing
-        self._due: SimpleQueue[Sequence[int] | None] = (
-            SimpleQueue()
-        )  # None: the end; none: drop all
+        # What to hand over next; an empty one: drop all that is held; None: the end.
+        self._due: SimpleQueue[Sequence[int] | None] = SimpleQueue()
         self._queued: set[int] = set()  # what is in there
         self._reading: dict[int, int] = {}  # inode -> reads that wait
         self._current = 0  # the inode that is being handed over

@@ -44,9 +44,8 @@ KEPT_PARTS, KEPT_TEXT = 2048, 4 << 20  # parts of questions, and bytes of them
 KEPT_ANSWERS = 8 << 20  # bytes of answers that did not fit; the largest has half of that
 ALWAYS_ASK = 0.0  # timeout: the kernel keeps neither name nor attributes
 
-Ask = Callable[
-    [int, bytes, float], Awaitable[bytes]
-]  # directory, question, seconds; raises ChromafuseError
+# Directory, question, seconds; raises ChromafuseError.
+Ask = Callable[[int, bytes, float], Awaitable[bytes]]
 
 
 async def ask_nobody(directory: int, question: bytes, deadline: float) -> bytes:
@@ -133,7 +132,7 @@ class QueryFiles:
     async def content(self, inode: int) -> bytes:
         """Return the whole text behind an inode. Waits for the answer to a question.
 
-        Raises ETIMEDOUT where there is none in time, EIO where there is none, ESTALE for another number.
+        Raises EIO where there is none in time or none at all, ESTALE for another number.
         """
         name = self._named.get(inode)
         if name is not None:
