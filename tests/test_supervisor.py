@@ -288,7 +288,7 @@ def test_status_says_everything(tmp_path: Path, store: Path, point: Path) -> Non
     """`status MOUNTPOINT --json` holds what the operator may know; the list has a line for the mount."""
     with foreground(tmp_path, store, point, "--group", "billing") as running:
         status = running.status()
-        numbers = {"hub_pid", "view_pid", "uptime", "sha256", "counters", "store_calls"}
+        numbers = {"hub_pid", "view_pid", "uptime", "sha256", "counters", "store_calls", "index"}
         assert {name: status[name] for name in status if name not in numbers} == {
             "redis": "off",
             "mountpoint": str(point),
@@ -306,6 +306,7 @@ def test_status_says_everything(tmp_path: Path, store: Path, point: Path) -> Non
             "cache_bytes": 0,
             "requests": 0,
             "fetches": 0,
+            "index_error": "",
             "hub": "ok",
             "view": "ok",
             "supervisor_pid": running.process.pid,
@@ -313,6 +314,7 @@ def test_status_says_everything(tmp_path: Path, store: Path, point: Path) -> Non
             "hub_restarts": 0,
         }
         assert status["counters"]["statfs"] >= 1
+        assert status["index"] in ("starting", "building", "ready")
         lines = ok(chromafuse(tmp_path, "status")).splitlines()
         assert [line.split("  ")[0] for line in lines if str(point) in line] == [str(point)]
 

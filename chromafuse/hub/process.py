@@ -131,6 +131,7 @@ class Hub:
         self._pages: Pages | None = None
         self._session: Session | None = None
         self._load: StoreLoad | None = None
+        self._indexing: Indexing | None = None
         self._shared = _shared(start.redis) if start.redis else None
 
     async def run(self) -> int:
@@ -155,6 +156,7 @@ class Hub:
     def status(self) -> dict[str, Any]:
         """Return what the operator may know."""
         location, pages, session = self._start.location, self._pages, self._session
+        indexing = self._indexing
         return {
             **self._facts,
             "identity": str(self._start.identity),
@@ -166,6 +168,8 @@ class Hub:
             "requests": session.requests if session else 0,
             "fetches": pages.fetches if pages else 0,
             "store_calls": self._load.calls if self._load else 0,
+            "index": indexing.state if indexing else "starting",
+            "index_error": indexing.error if indexing else "",
             **self._shared_status(),
         }
 
@@ -204,7 +208,8 @@ class Hub:
                 memory=self._start.memory,
                 shared=self._shared,
             )
-            indexing = self._index(tree, CachedLoad(Remembered(self._pages.cache.get), cached))
+            remembered = CachedLoad(Remembered(self._pages.cache.get), cached)
+            self._indexing = indexing = self._index(tree, remembered)
             prefilter = Prefilter(indexing, StoreSearch(store, tree))
             queries = Queries(scope, prefilter)
             self._session = Session(stream, scope, self._pages, self._health, queries)
