@@ -99,7 +99,9 @@ def start(stack: ExitStack, site: dict[str, bytes], *options: str) -> Place:
 
 
 def wait_until_filtered(place: Place) -> None:
-    """Wait until there is an index; what the store's search has answered before is remembered."""
+    """Wait until there is an index. Its build gives way to questions, and answers are remembered."""
+    indexes = place.home / "cache" / "chromafuse" / "index"
+    wait_for(lambda: list(indexes.glob("*.index")), what="an index is written", timeout=60)
     wait_for(
         lambda: "index" in place.shell.shim(f"grep -r w{next(_numbers)} site", place.mount).why,
         what="a search is filtered by the index",
