@@ -128,6 +128,8 @@ class Search:
         answer = self.answer(first)
         if answer.operands:
             walked, names = self.named(first, answer)
+            if not walked:
+                self.count(answer, names)
         elif answer.walks and (self.tool != "rg" or is_device(0)):
             found = answer if first == b"." else self.answer(b".")
             walked, names = True, self.below(b"", found, answer.lister)
@@ -200,7 +202,7 @@ class Search:
 
     def named(self, first: bytes, answer: Answer) -> tuple[bool, list[bytes]]:
         """Return whether a directory is walked, and the files to name, for operands."""
-        walked, names, looked_at = False, [], 0
+        walked, names = False, []
         for operand, kept in zip(answer.operands, answer.kept):
             kind = kind_of(operand)
             if kind == DIRECTORY and answer.walks:
@@ -211,13 +213,13 @@ class Search:
                 walked = True
             elif kept == b"1" or kind in (0, DIRECTORY):
                 names.append(operand)
-                looked_at += 1
-        files = len(answer.operands)
-        if not walked:
-            if looked_at == files:
-                raise Plain("no file to leave out")
-            self.pages, self.chosen, self.source = files, looked_at, answer.source
         return walked, names
+
+    def count(self, answer: Answer, names: list[bytes]) -> None:
+        """Take named files for the pages. Raises Plain where all of them stay."""
+        self.pages, self.chosen, self.source = len(answer.operands), len(names), answer.source
+        if self.pages == self.chosen:
+            raise Plain("no file to leave out")
 
     def below(self, operand: bytes, answer: Answer, lister: list[bytes]) -> list[bytes]:
         """Return the files to name of one directory, as the tool names them."""
