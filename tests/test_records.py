@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chromafuse.errors import RecordDamaged, UnknownFormat
-from chromafuse.model import records
+from chromafuse.model import treejson
 from chromafuse.model.access import AUTHENTICATED, PUBLIC, Access
 from chromafuse.model.names import sort_key
 from chromafuse.model.records import (
@@ -25,7 +25,6 @@ from chromafuse.model.records import (
     CHUNK_TARGET,
     MTIME_UNKNOWN,
     PART_SIZE,
-    TREE_PIECE,
     PathTree,
     Root,
     TreeEntry,
@@ -41,6 +40,7 @@ from chromafuse.model.records import (
     page_version,
     split_tree,
 )
+from chromafuse.model.treejson import TREE_PIECE
 
 # Long lines, short lines, line ends of all kinds, and what editors leave in front.
 pieces = st.one_of(
@@ -263,7 +263,7 @@ def test_a_tree_in_pieces_is_the_tree(
 
     def outcome(piece: int) -> PathTree | str:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(records, "TREE_PIECE", piece)
+            patch.setattr(treejson, "TREE_PIECE", piece)
             try:
                 return decode_tree(canonical, 1)
             except RecordDamaged as exc:
