@@ -8,7 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -223,16 +223,16 @@ BLIND = (
 
 @contextmanager
 def worker_waiting(
-    point: Path, *options: str
+    point: Path, *options: str, withheld: Sequence[str] = ("d/07.md",)
 ) -> Iterator[tuple[ViewProcess, PushingHub, list[subprocess.Popen[bytes]]]]:
-    """Mount with a view whose worker waits in the kernel, for a read that the hub does not answer."""
-    hub = PushingHub(PAGES, withheld={"d/07.md"})
+    """Mount with a view whose worker waits in the kernel, for reads that the hub does not answer."""
+    hub = PushingHub(PAGES, withheld=set(withheld))
     view = ViewProcess(point, *options, program=(sys.executable, "-c", BLIND))
     try:
         view.give(hub.connect())
         assert view.event()["event"] == "mounted"
         os.listdir(point / "d")
-        with reading(point / "d/07.md") as readers:
+        with reading(*(point / path for path in withheld)) as readers:
             wait_for(lambda: blocked(view.process.pid), what="the worker waits in the kernel")
             yield view, hub, readers
     finally:
@@ -277,6 +277,16 @@ def test_a_view_killed_while_its_worker_waits_can_be_buried(point: Path) -> None
 def state(pid: int) -> str:
     """Return the state letter of a process."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_view_that_ends_among_pushes_and_reads_is_gone(point: Path) -> None:
+    """The worker hands over sixty pages that sixty readers read: SIGTERM leaves no process and no reader."""
+    inside = [path for path in PAGES if path.startswith("d/")]
+    for _ in range(5):
+        with worker_waiting(point, "--deadline", "170", withheld=inside) as (view, _, readers):
+            assert (view.terminate(), mounts_below(point), view.said()) == (0, [], "")
+            for reader in readers:
+                reader.wait(timeout=30)
 
 
 @pytest.mark.chroma

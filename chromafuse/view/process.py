@@ -17,8 +17,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import pyfuse3
 import trio
@@ -42,6 +43,7 @@ GRACE = 1.0  # s that a mount in use is served on after it was told to end
 # Requests in flight. Where stuck reads take up all tasks, lookups wait too: at 256, 400 readers of a silent
 # hub stopped `ls` until the deadline. An idle task ends; one that waits holds about 10 KiB.
 MAX_TASKS = 2048
+NOTIFIED = 3.0  # s that the end waits for threads which call the kernel
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _OPTIONS = ("--control-fd", "--mountpoint", "--allow-other", "--deadline", "--grace")
 
@@ -59,6 +61,34 @@ class Options:
 
 class ConnectionAborted(Exception):
     """The kernel ended the session of a mount that is still there."""
+
+
+class _Notifying:
+    """The tasks that call the kernel (notify_store, invalidate_inode) from threads.
+
+    The kernel may have such a call wait for a read that is still on its way to us. So they end while reads are
+    answered: a process that ends with a thread in such a call keeps the connection, and its readers, for ever.
+    """
+
+    def __init__(self, *tasks: Callable[[], Awaitable[NoReturn]]) -> None:
+        self._tasks = tasks
+        self._scope = trio.CancelScope()
+        self._ended = trio.Event()
+
+    async def run(self) -> None:
+        """Run them until they are stopped."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    for task in self._tasks:
+                        nursery.start_soon(task)
+        finally:
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """Stop them, and wait for their threads."""
+        self._scope.cancel()
+        await self._ended.wait()
 
 
 class Process:
@@ -124,12 +154,12 @@ class Process:
         assert self._ops is not None
         assert self._pusher is not None
         self._again = False
+        notifying = _Notifying(self._ops.drop_written, self._pusher.run)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._announce, self._ops, mounted)
-                nursery.start_soon(self._ops.drop_written)
-                nursery.start_soon(self._pusher.run)
-                nursery.start_soon(self._unmount_at_end, mounted)
+                nursery.start_soon(notifying.run)
+                nursery.start_soon(self._unmount_at_end, mounted, notifying)
                 await pyfuse3.main(max_tasks=MAX_TASKS)
                 nursery.cancel_scope.cancel()
         except BaseException:
@@ -169,13 +199,15 @@ class Process:
             await self._fail(f"{mounted.path}: the mount does not answer: {wrong}")
             self._end.set()
 
-    async def _unmount_at_end(self, mounted: Mount) -> None:
+    async def _unmount_at_end(self, mounted: Mount, notifying: _Notifying) -> None:
         await self._end.wait()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_at_hurry, nursery.cancel_scope)
             await mounting.unmount_within(mounted, self._options.grace)
             nursery.cancel_scope.cancel()
         self._link.stop()
+        with trio.move_on_after(NOTIFIED):
+            await notifying.stop()
         pyfuse3.terminate()
 
     async def _take_messages(self, nursery: trio.Nursery) -> None:
