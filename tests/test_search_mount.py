@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from chromafuse.search import shim
+from chromafuse.search.plan import Request
+from chromafuse.search.query import Question, encode_question
 from tests.support.fake_hub import FakeHub
 from tests.support.ingesting import write_tree
 from tests.support.mounts import Running, foreground
@@ -100,13 +103,18 @@ def start(stack: ExitStack, site: dict[str, bytes], *options: str) -> Place:
 
 def wait_until_filtered(place: Place) -> None:
     """Wait until there is an index. Its build gives way to questions, and answers are remembered."""
-    indexes = place.home / "cache" / "chromafuse" / "index"
-    wait_for(lambda: list(indexes.glob("*.index")), what="an index is written", timeout=60)
+    wait_for_index(place.home)
     wait_for(
         lambda: "index" in place.shell.shim(f"grep -r w{next(_numbers)} site", place.mount).why,
         what="a search is filtered by the index",
         timeout=30,
     )
+
+
+def wait_for_index(home: Path) -> None:
+    """Wait until an index is written."""
+    indexes = home / "cache" / "chromafuse" / "index"
+    wait_for(lambda: list(indexes.glob("*.index")), what="an index is written", timeout=60)
 
 
 @pytest.fixture(scope="module", name="site")
@@ -438,6 +446,51 @@ def test_sandboxes_hold_nothing_but_the_mount_and_the_shims(site: Place) -> None
                 done.stderr
             )
     assert [in_order(ran) for ran in outputs[:3]] == [in_order(ran) for ran in outputs[3:]]
+
+
+QUESTIONS = (
+    Request("grep", (b"-rn", b"needle")),
+    Request("grep", (b"-rn", b"install", b"secret.md", b"index.md", b"guide/usage.md", b".")),
+    Request("grep", (b"-rn", b"nothing much")),
+    Request("egrep", (b"-r", b"--include=*.md", b"needle|install")),
+    Request("rg", (b"-n", b"needle")),
+    Request("rg", (b"-v", b"needle")),
+)
+
+
+def answers(site: dict[str, bytes], point: Path, home: Path) -> list[bytes]:
+    """Return the bytes of every answer that an anonymous reader of a site gets, mounted at `point`."""
+    home.mkdir()
+    source = write_tree(home / "source", site)
+    ok(chromafuse(home, "ingest", source, home / "store", "--default-access", "public"))
+    found = []
+    with foreground(home, home / "store", point):
+        wait_for_index(home)
+        place = os.fsencode(point)
+        wait_for(lambda: b"index" in shim.Mounts().ask(place, first(), b"5000"), what="it is used")
+        for directory in (b".", b"guide", b"guide/deep/er"):
+            for request in QUESTIONS:
+                question = encode_question(Question(request, b".", whole=True))
+                found.append(shim.Mounts().ask(place + b"/" + directory, question, b"5000"))
+    return found
+
+
+def first() -> bytes:
+    """Return a question that nobody asked before."""
+    return encode_question(Question(Request("grep", (b"-r", b"w%d" % next(_numbers))), b"."))
+
+
+def test_hidden_pages_change_no_byte_of_an_answer(mount_root: Path) -> None:
+    """Two sites that differ only in what an anonymous reader may not see answer every question alike."""
+    secret = b"---\ngroups: [secret]\n---\nneedle, install, nothing much\n"
+    hidden = {f"{path}.md": secret for path in ("secret", "guide/a", "guide/deep/er/zz", "new/x")}
+    binary = {"guide/deep/nul.md": secret + b"\0", "filler/99/x.md": secret}
+    seen = [
+        answers(site, mount_root / "m", mount_root / f"home{number}")
+        for number, site in enumerate((SITE, SITE | hidden | binary))
+    ]
+    assert seen[0] == seen[1]
+    assert len(set(seen[0])) > len(QUESTIONS)
 
 
 # -- what can be wrong

@@ -90,7 +90,7 @@ def test_the_shim_is_small_and_imports_nothing() -> None:
     text = Path(shim.__file__).read_text()
     imports = [line.split()[1] for line in text.splitlines() if line.strip().startswith("import ")]
     assert sorted(imports) == ["_signal", "os", "sys", "time"]
-    assert len([line for line in text.splitlines() if line]) <= 310
+    assert len([line for line in text.splitlines() if line]) <= 320
     loaded = "import sys; print(*[name for name in ('_signal', 'time') if name in sys.builtin_module_names])"
     done = subprocess.run([sys.executable, "-IS", "-c", loaded], capture_output=True, text=True)
     assert done.stdout.split() == ["_signal", "time"]
