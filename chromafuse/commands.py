@@ -10,38 +10,30 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from .errors import ChromafuseError, UsageError, UserError
-from .outcome import leaf, outcome_of, say
+from . import mountcommand
+from .errors import UsageError, UserError
+from .outcome import say
+from .storeargs import (
+    declare_identity,
+    declare_store,
+    declare_store_options,
+    identity_of,
+    run_store,
+    store_of,
+    with_store,
+)
 from .text import aligned, printable
 
 if TYPE_CHECKING:
-    from .config import Chosen, Config
-    from .daemon import Log, Parent
-    from .hub.redislocation import RedisSettings
-    from .job import Job
-    from .model.access import Identity
-    from .runtime import Claim
-    from .store.location import StoreLocation
-    from .store.protocol import Store
     from .store.verify import Report
 
 T = TypeVar("T")
 Run = Callable[[argparse.Namespace], int]
-
-# Words of mount(8) that say nothing to a read-only FUSE file system, or what it does anyway.
-_IGNORED_OPTIONS = frozenset(
-    (
-        *("ro", "defaults", "auto", "noauto", "nofail", "_netdev", "async", "silent", "loud"),
-        *("user", "nouser", "users", "nousers", "owner", "group"),
-        *("nosuid", "nodev", "noexec", "atime", "noatime", "diratime", "nodiratime"),
-        *("relatime", "norelatime", "strictatime", "nostrictatime", "lazytime", "nolazytime"),
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,92 +46,6 @@ class Command:
     examples: tuple[str, ...]  # whole command lines
 
 
-# -- what commands share
-
-
-def _declare_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "store",
-        metavar="STORE",
-        help="a directory, http(s)://host:port[/tenant/database], or a name",
-    )
-
-
-def _declare_store_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--collection", metavar="NAME", help="collection (default: docs)")
-    parser.add_argument("--store-token-file", metavar="F", help="file with the server's token")
-    parser.add_argument("--config", metavar="F", help="this configuration file and no other")
-
-
-def _declare_identity(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--authenticated", action="store_true", help="for any reader with a login")
-    parser.add_argument(
-        "--group",
-        metavar="G",
-        action="append",
-        default=[],
-        help="for a member of this group; repeatable",
-    )
-    parser.add_argument("--unrestricted", action="store_true", help="for the operator: all pages")
-
-
-def _identity(args: argparse.Namespace) -> Identity:
-    from .model.access import Identity, Kind
-
-    if args.unrestricted and (args.authenticated or args.group):
-        raise UsageError("--unrestricted goes with neither --authenticated nor --group")
-    if "" in args.group:
-        raise UsageError("--group needs the name of a group")
-    if args.unrestricted:
-        return Identity(Kind.UNRESTRICTED)
-    if args.authenticated or args.group:
-        return Identity(Kind.AUTHENTICATED, frozenset(args.group))
-    return Identity()
-
-
-def _store(args: argparse.Namespace) -> tuple[StoreLocation, Chosen, Config]:
-    from .config import choose, load_config
-    from .store.location import parse_store
-
-    config = load_config(args.config)
-    chosen = choose(
-        args.store, config, collection=args.collection, token_file=args.store_token_file
-    )
-    location = parse_store(
-        chosen.url, collection=chosen.collection, token_file=chosen.token_file, env=os.environ
-    )
-    return location, chosen, config
-
-
-def _run_store(location: StoreLocation, work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work`, and explain what the store at `location` did wrong."""
-    import trio
-
-    from .store.explain import explain
-
-    try:
-        return trio.run(work)
-    except BaseExceptionGroup as group:
-        cause = leaf(group)
-        if isinstance(cause, ChromafuseError):
-            raise explain(cause, location) from group
-        raise cause from group
-    except ChromafuseError as exc:
-        raise explain(exc, location) from exc
-
-
-def _with_store(args: argparse.Namespace, work: Callable[[Store], Awaitable[T]]) -> T:
-    from .store.location import open_store
-
-    location, chosen, _ = _store(args)
-
-    async def run() -> T:
-        async with open_store(location, rows_per_call=chosen.rows_per_call) as store:
-            return await work(store)
-
-    return _run_store(location, run)
-
-
 # -- ingest
 
 
@@ -147,9 +53,9 @@ def _declare_ingest(parser: argparse.ArgumentParser) -> None:
     from .ingest.command import add_arguments
 
     parser.add_argument("source", metavar="SRC", help="directory of pages")
-    _declare_store(parser)
+    declare_store(parser)
     add_arguments(parser)
-    _declare_store_options(parser)
+    declare_store_options(parser)
 
 
 def _ingest(args: argparse.Namespace) -> int:
@@ -161,152 +67,10 @@ def _ingest(args: argparse.Namespace) -> int:
 
     if not args.source:  # as by an unset variable; Path("") would be the current directory
         raise UsageError("SRC is empty; name a directory")
-    location, _, _ = _store(args)
+    location, _, _ = store_of(args)
     options = options_of(args)
-    _run_store(location, partial(ingest, location, Path(args.source), options, console=Console()))
+    run_store(location, partial(ingest, location, Path(args.source), options, console=Console()))
     return 0
-
-
-# -- mount
-
-
-def _declare_mount(parser: argparse.ArgumentParser) -> None:
-    _declare_store(parser)
-    parser.add_argument("mountpoint", metavar="MOUNTPOINT", help="an empty directory")
-    _declare_identity(parser)
-    parser.add_argument(
-        "--allow-other", action="store_true", help="let other users in (see user_allow_other)"
-    )
-    parser.add_argument(
-        "--redis",
-        metavar="URL",
-        help="cache shared with other hubs: redis[s]://host[:port], unix:///path, or off",
-    )
-    parser.add_argument(
-        "--redis-password-file", metavar="F", help="file with its password (none goes in the URL)"
-    )
-    parser.add_argument("--daemon", action="store_true", help="return when the mount answers")
-    parser.add_argument("--log-file", metavar="F", help="log of the daemon (default: syslog)")
-    parser.add_argument(
-        "-o",
-        dest="options",
-        metavar="OPT,…",
-        action="append",
-        default=[],
-        help="allow_other, ro, and mount(8)'s own words, which are ignored",
-    )
-    _declare_store_options(parser)
-
-
-def _mount_options(given: Sequence[str]) -> bool:
-    """Return whether `-o` says allow_other. Raises UsageError for what a mount here cannot be."""
-    allow_other = False
-    for option in ",".join(given).split(",") if given else []:
-        if option == "allow_other":
-            allow_other = True
-        elif option not in _IGNORED_OPTIONS and not option.startswith(("x-", "X-", "comment=")):
-            raise UsageError(f"-o {printable(option)}: not an option of this mount")
-    return allow_other
-
-
-def _redis(args: argparse.Namespace, config: Config) -> RedisSettings | None:
-    from .config import choose_redis
-    from .hub.redislocation import RedisSettings, parse_redis, read_password
-
-    chosen = choose_redis(config, url=args.redis, password_file=args.redis_password_file)
-    if chosen.url is None:
-        if args.redis_password_file is not None:
-            raise UsageError("--redis-password-file goes with a Redis; name one with --redis")
-        return None
-    location = parse_redis(chosen.url, password_file=chosen.password_file, ca_file=chosen.ca_file)
-    read_password(location)  # now, while somebody reads what is wrong with it
-    given = {"ttl": chosen.ttl, "value_max": chosen.value_max, "timeout": chosen.timeout}
-    return RedisSettings(location, **{name: value for name, value in given.items() if value})
-
-
-def _job(args: argparse.Namespace) -> Job:
-    from .config import cache_dir
-    from .job import Job
-    from .mountpoint import locate
-
-    identity = _identity(args)
-    allow_other = _mount_options(args.options) or args.allow_other
-    if args.log_file is not None and not args.daemon:
-        raise UsageError("--log-file goes with --daemon; in the foreground the log is stderr")
-    location, chosen, config = _store(args)
-    return Job(
-        location,
-        identity,
-        locate(args.mountpoint),
-        allow_other=allow_other,
-        cache_dir=cache_dir(),
-        memory=config.memory,
-        rows_per_call=chosen.rows_per_call,
-        redis=_redis(args, config),
-    )
-
-
-def _mount(args: argparse.Namespace) -> int:
-    from .mountpoint import prepare
-
-    job = _job(args)
-    claim = prepare(job.mountpoint)
-    if args.daemon:
-        return _mount_daemon(job, claim, args.log_file)
-    try:
-        return _supervise(job, claim, None, say)
-    finally:
-        claim.release()
-
-
-def _mount_daemon(job: Job, claim: Claim, log_file: str | None) -> int:
-    from .daemon import Log, Outcome, detach
-
-    try:
-        log = Log.choose(log_file, claim.log_file)
-    except BaseException:
-        claim.release()
-        raise
-    side = detach(log)
-    if isinstance(side, Outcome):
-        claim.abandon()
-        if side.line:
-            say(side.line)
-        return side.code
-    return _be_daemon(job, claim, log, side)
-
-
-def _be_daemon(job: Job, claim: Claim, log: Log, parent: Parent) -> int:
-    import logging
-
-    from .daemon import Outcome
-
-    def announce(line: str) -> None:
-        logging.getLogger(__name__).info("%s", line)
-        parent.release(Outcome(0, line))
-
-    code, line = outcome_of(lambda: _supervise(job, claim, log, announce))
-    claim.release()
-    if code and line:
-        logging.getLogger(__name__).error("%s", line)
-    parent.release(Outcome(code, line or "a bug, see its log"))
-    return code
-
-
-def _supervise(job: Job, claim: Claim, log: Log | None, announce: Callable[[str], None]) -> int:
-    import trio
-
-    from .daemon import start_logging
-    from .supervisor import Supervisor
-
-    start_logging(log)
-    capture = log is not None and log.file is None
-    with claim.listen() as listener:
-
-        async def run() -> int:
-            return await Supervisor(job, listener, announce, capture=capture).run()
-
-        return trio.run(run)
 
 
 # -- umount
@@ -362,9 +126,9 @@ def _shown(value: Any) -> str:
 
 
 def _declare_verify(parser: argparse.ArgumentParser) -> None:
-    _declare_store(parser)
+    declare_store(parser)
     parser.add_argument("--json", action="store_true", help="the report as JSON")
-    _declare_store_options(parser)
+    declare_store_options(parser)
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -374,7 +138,7 @@ def _verify(args: argparse.Namespace) -> int:
     from .store.verify import verify
 
     with progress_bar(Console(stderr=True)) as progress:
-        report: Report = _with_store(args, partial(verify, progress=progress))
+        report: Report = with_store(args, partial(verify, progress=progress))
     if args.json:
         print(json.dumps(report.to_json()))
     else:
@@ -407,22 +171,22 @@ def _verify_lines(report: Report) -> list[str]:
 
 
 def _declare_export(parser: argparse.ArgumentParser) -> None:
-    _declare_store(parser)
+    declare_store(parser)
     parser.add_argument("target", metavar="DIR|-", help="a new or empty directory; - is a tar")
-    _declare_identity(parser)
-    _declare_store_options(parser)
+    declare_identity(parser)
+    declare_store_options(parser)
 
 
 def _export(args: argparse.Namespace) -> int:
     from .export import check_output, to_directory, to_tar
 
-    identity = _identity(args)
+    identity = identity_of(args)
     if args.target == "-":
         out = sys.stdout.buffer
         check_output(out)
-        done = _with_store(args, lambda store: to_tar(store, identity, out))
+        done = with_store(args, lambda store: to_tar(store, identity, out))
     else:
-        done = _with_store(args, lambda store: to_directory(store, identity, args.target))
+        done = with_store(args, lambda store: to_directory(store, identity, args.target))
     say(f"{done.pages:,} pages for {identity}, {done.bytes:,} bytes, generation {done.generation}")
     return 0
 
@@ -481,8 +245,8 @@ COMMANDS = {
     ),
     "mount": Command(
         "Mount a collection, for one identity. With no identity option, that of an anonymous reader.",
-        _declare_mount,
-        _mount,
+        mountcommand.declare,
+        mountcommand.run,
         (
             "chromafuse mount ./store /mnt/docs",
             "chromafuse mount ./store /mnt/docs --group billing --daemon",

@@ -30,6 +30,7 @@ _STORE_KEYS: dict[str, type] = {
     "token_file": str,
     "rows_per_call": int,
 }
+PREFILTERS = ("auto", "index", "chroma", "none")  # how candidates of a search are found
 _HUB_KEYS: dict[str, type] = {"memory": int}
 _REDIS_KEYS: dict[str, type] = {
     "url": str,

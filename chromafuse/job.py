@@ -23,6 +23,7 @@ class Job:
     memory: int | None = None
     rows_per_call: int | None = None
     redis: RedisSettings | None = None
+    prefilter: str = "auto"
 
     def start_line(self, link: int, pin: dict[str, Any] | None) -> dict[str, Any]:
         """Return the hub's start configuration."""
@@ -37,5 +38,6 @@ class Job:
             "memory": self.memory,
             "rows_per_call": self.rows_per_call,
             "redis": self.redis.to_json() if self.redis else None,
+            "prefilter": self.prefilter,
             "pin": pin,
         }

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chromafuse import __version__, cli, commands, outcome
+from chromafuse import __version__, cli, commands, mountcommand, outcome, storeargs
 from chromafuse.errors import StoreMissing, UsageError, UserError
 from chromafuse.model.access import Identity, Kind
 from tests.support import damage
@@ -102,7 +102,7 @@ def test_help_loads_nothing_slow(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["mount", "export"])
 def test_identities(command: str, words: list[str], identity: Identity) -> None:
     """No option is anonymous, a group implies a login, and the operator is named."""
-    assert commands._identity(parse(command, "s", "t", *words)) == identity
+    assert storeargs.identity_of(parse(command, "s", "t", *words)) == identity
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_identities(command: str, words: list[str], identity: Identity) -> None:
 def test_one_identity_only(words: list[str]) -> None:
     """Two kinds of identity, and a group without a name, are usage errors."""
     with pytest.raises(UsageError):
-        commands._identity(parse("mount", "s", "t", *words))
+        storeargs.identity_of(parse("mount", "s", "t", *words))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_one_identity_only(words: list[str]) -> None:
 )
 def test_words_of_mount(options: list[str], allow_other: bool) -> None:
     """allow_other counts, what mount(8) itself means is ignored."""
-    assert commands._mount_options(options) is allow_other
+    assert mountcommand._mount_options(options) is allow_other
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_words_of_mount(options: list[str], allow_other: bool) -> None:
 def test_other_words_are_refused(option: str) -> None:
     """What this mount cannot be is a usage error, never ignored."""
     with pytest.raises(UsageError):
-        commands._mount_options([option])
+        mountcommand._mount_options([option])
 
 
 @pytest.mark.parametrize("command", COMMANDS)

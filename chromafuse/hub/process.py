@@ -41,7 +41,7 @@ from .indexing import Indexing, Remembered, index_key
 from .loading import CachedLoad, Load, StoreLoad
 from .pagecache import MEMORY
 from .pages import Pages
-from .prefilter import Prefilter
+from .prefilter import Mode, Prefilter
 from .queries import Queries
 from .redislocation import RedisSettings
 from .redisserver import RedisServer
@@ -69,6 +69,7 @@ class Start:
     memory: int
     rows_per_call: int | None
     redis: RedisSettings | None
+    prefilter: Mode
     pin: tuple[int, str] | None  # generation and sha256 of the tree to go on with
 
     @classmethod
@@ -84,6 +85,7 @@ class Start:
             raw.get("memory") or MEMORY,
             raw.get("rows_per_call"),
             RedisSettings.from_json(raw["redis"]) if raw.get("redis") else None,
+            raw.get("prefilter", "auto"),
             (pin["generation"], pin["sha256"]) if pin else None,
         )
 
@@ -210,7 +212,7 @@ class Hub:
             )
             remembered = CachedLoad(Remembered(self._pages.cache.get), cached)
             self._indexing = indexing = self._index(tree, remembered)
-            prefilter = Prefilter(indexing, StoreSearch(store, tree))
+            prefilter = Prefilter(indexing, StoreSearch(store, tree), mode=self._start.prefilter)
             queries = Queries(scope, prefilter)
             self._session = Session(stream, scope, self._pages, self._health, queries)
             nursery.start_soon(indexing.run)
@@ -223,10 +225,11 @@ class Hub:
 
     def _index(self, tree: PathTree, load: Load) -> Indexing:
         """Return what keeps the index of a tree; it gives way to the reads of the view."""
-        location, cache_dir = self._start.location, self._start.cache_dir
+        cache_dir = self._start.cache_dir
+        wanted = cache_dir is not None and self._start.prefilter in ("auto", "index")
         return Indexing(
-            cache_dir / "index" if cache_dir else None,
-            index_key(location),
+            cache_dir / "index" if cache_dir and wanted else None,
+            index_key(self._start.location),
             tree.entries,
             load,
             activity=lambda: self._session.requests if self._session else 0,
