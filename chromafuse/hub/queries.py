@@ -3,7 +3,8 @@
 Whatever is not certain is Plain, and the real tool looks at every page. An answer depends on the question and on
 what the identity sees, on nothing else: no time, no count of anything hidden.
 
-Concurrency: one trio thread; questions are answered in any number of tasks at once.
+Concurrency: one trio thread; questions are answered in any number of tasks at once. What may take long, for a
+long command line or many pages, is done in worker threads: it is pure.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+import trio
 
 from ..errors import ProtocolError, StaleInode
 from ..search import gnu, ripgrep
@@ -19,7 +22,6 @@ from ..search.needs import Needs
 from ..search.plan import Plain, Plan, Request, Send
 from ..search.query import (
     ANSWER_MAX,
-    Answer,
     Filtered,
     Question,
     encode_answer,
@@ -30,6 +32,9 @@ from .scope import Scope
 
 MOST = 0.6  # share of the pages from which it is not worth the while to name them one by one
 FEW = 20  # pages that are named however many match
+LONG = 1_000  # bytes of a question, or candidates, from which a thread is worth its while
+THREADS = 2  # at once
+T = TypeVar("T")
 Planner = Callable[[Request], Plan | Plain | Send]
 Push = Callable[[Sequence[int]], None]  # sends pages of these inodes ahead; returns at once
 
@@ -62,6 +67,8 @@ class Queries:
         self._scope = scope
         self._prefilter = prefilter
         self._planners = planners
+        self._counts: dict[int, int] = {}  # pages below, by directory
+        self._threads = trio.CapacityLimiter(THREADS)
 
     async def answer(self, directory: int, data: bytes, push: Push) -> bytes:
         """Answer a question about the pages below a directory; have those sent that can match.
@@ -72,37 +79,61 @@ class Queries:
         if not snapshot.has(directory) or not snapshot.is_directory(directory):
             raise StaleInode(f"inode {directory} is no directory of this view")
         try:
-            encoded = encode_answer(await self._answer(directory, parse_question(data), push))
+            encoded = await self._answer(directory, data, push)
         except ProtocolError as exc:
             encoded = encode_answer(Plain(str(exc)))
         if len(encoded) > ANSWER_MAX:
             encoded = encode_answer(Plain("too many pages can match"))
         return encoded
 
-    async def _answer(self, directory: int, question: Question, push: Push) -> Answer:
-        plan = self._planners[question.request.tool](question.request)
+    async def _answer(self, directory: int, data: bytes, push: Push) -> bytes:
+        question = parse_question(data)
+        planner = self._planners[question.request.tool]
+        plan = await self._run(lambda: planner(question.request), len(data))
         if not isinstance(plan, Plan):
-            return plan
+            return encode_answer(plan)
         place = _Place(self._scope, directory, question.where)
         named = [place.page(operand) for operand in plan.operands]
         if not place.is_walked(plan) and not any(named):
-            return _filtered(place, plan, question, named=named)
+            return encode_answer(_filtered(place, plan, question, named))
         found = await self._prefilter.candidates_for(self._scope, plan.needs)
         if isinstance(found, Unknown):
-            return Plain(found.reason)
-        binaries: Sequence[int] = ()
-        if place.is_walked(plan):
-            pages, chosen = place.pages(), len(place.below(found.inodes))
-            if chosen > max(FEW, MOST * pages):
-                return Plain(f"{chosen} of {pages} pages can match")
-            if plan.plain_on_nul:
-                nul = await self._prefilter.nul_for(self._scope)
-                if isinstance(nul, Unknown):
-                    return Plain(nul.reason)
-                binaries = place.below(nul.inodes)
-        answer = _filtered(place, plan, question, named, found, binaries)
+            return encode_answer(Plain(found.reason))
+        binaries = await self._binaries(place, plan, found)
+        if isinstance(binaries, Plain):
+            return encode_answer(binaries)
+        pages = self._count(place)
+        size = pages if question.whole else len(place.below(found.inodes))
+        answer = await self._run(
+            lambda: _filtered(place, plan, question, named, found, binaries, pages), size
+        )
         _push(place, answer, named, found, push)
-        return answer
+        return await self._run(lambda: encode_answer(answer), size)
+
+    async def _binaries(self, place: _Place, plan: Plan, found: Visible) -> Sequence[int] | Plain:
+        """Return the pages that the plan minds; Plain where it is not worth the while, or not known."""
+        if not place.is_walked(plan):
+            return ()
+        pages, chosen = self._count(place), len(place.below(found.inodes))
+        if chosen > max(FEW, MOST * pages):
+            return Plain(f"{chosen} of {pages} pages can match")
+        if not plan.plain_on_nul:
+            return ()
+        nul = await self._prefilter.nul_for(self._scope)
+        return Plain(nul.reason) if isinstance(nul, Unknown) else place.below(nul.inodes)
+
+    def _count(self, place: _Place) -> int:
+        """Return how many pages lie below a directory."""
+        count = self._counts.get(place.directory)
+        if count is None:
+            count = self._counts[place.directory] = place.pages()
+        return count
+
+    async def _run(self, work: Callable[[], T], size: int) -> T:
+        """Do some work of this size, in a thread where it may take long."""
+        if size < LONG:
+            return work()
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +200,7 @@ def _filtered(
     named: Sequence[int],
     found: Visible | None = None,
     binaries: Sequence[int] = (),
+    pages: int = 0,
 ) -> Filtered:
     """Return the answer for what was found; None where nothing was looked for."""
     candidates: list[bytes] = []
@@ -184,7 +216,7 @@ def _filtered(
             _is_looked_at(plan, operand) and (not inode or found is None or inode in can_match)
             for operand, inode in zip(plan.operands, named, strict=True)
         ),
-        place.pages() if walked else 0,
+        pages if walked else 0,
         found.source if found is not None else "",
         tuple(candidates),
         tuple(place.path(inode) for inode in binaries),
