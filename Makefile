@@ -36,6 +36,10 @@ test-long: system-test device .venv/.installed ## run every test, the random one
 test-trixie: ## run fast mode's tests on Debian 13, in a root of their own (debootstrap; as root)
 	@scripts/test-trixie.sh $(ARGS)
 
+.PHONY: test-gnu-grep
+test-gnu-grep: system-gnu ## run GNU grep's own tests with a shim as grep (fetches its source by apt)
+	@scripts/test-gnu-grep.sh
+
 .PHONY: check
 check: system-run .venv/.installed ## format, lint, types, and the tests that need no mount and no server (under a minute)
 	$(BIN)/ruff format --check .
@@ -72,11 +76,13 @@ clean: ## remove what the other targets made in the checkout
 
 # -- what they stand on
 
-.PHONY: system-run system-test system-bench device
+.PHONY: system-run system-test system-gnu system-bench device
 system-run:
 	@scripts/bootstrap.sh run
 system-test:
 	@scripts/bootstrap.sh test
+system-gnu:
+	@scripts/bootstrap.sh gnu
 system-bench:
 	@scripts/bootstrap.sh bench
 device:

@@ -48,6 +48,11 @@ missing_for_test() {
     { have localedef && [ -e /usr/share/i18n/locales/tr_TR ]; } || echo locales
 }
 
+missing_for_gnu() {
+    have make || echo make
+    { have pkg-config && pkg-config --exists libpcre2-8; } || echo libpcre2-dev
+}
+
 missing_for_bench() {
     have ugrep || echo ugrep
     have bfs || echo bfs
@@ -140,6 +145,11 @@ case ${1-} in
         mapfile -t packages < <(missing_for_run; missing_for_test)
         install_packages "${packages[@]}"
         ;;
+    gnu)
+        check_python
+        mapfile -t packages < <(missing_for_run; missing_for_test; missing_for_gnu)
+        install_packages "${packages[@]}"
+        ;;
     bench)
         check_python
         mapfile -t packages < <(missing_for_run; missing_for_test; missing_for_bench)
@@ -147,5 +157,5 @@ case ${1-} in
         ;;
     device) check_device ;;
     venv) check_python && make_venv ;;
-    *) die "usage: scripts/bootstrap.sh run|test|bench|device|venv" ;;
+    *) die "usage: scripts/bootstrap.sh run|test|gnu|bench|device|venv" ;;
 esac

@@ -60,8 +60,8 @@ def test_make_without_a_target_lists_the_targets() -> None:
     )
     targets = [line.split()[1] for line in result.stdout.splitlines()]
     assert targets == [
-        "help", "demo", "test", "test-long", "test-trixie", "check", "fmt", "bench",
-        "bench-peers", "bench-docs", "venv", "clean",
+        "help", "demo", "test", "test-long", "test-trixie", "test-gnu-grep", "check",
+        "fmt", "bench", "bench-peers", "bench-docs", "venv", "clean",
     ]  # fmt: skip
 
 
