@@ -223,11 +223,12 @@ def fields(*parts: bytes) -> bytes:
     return b"".join(part + b"\0" for part in parts)
 
 
-def planned(*names: bytes) -> bytes:
+def planned(*names: bytes, option: bytes = b"x", lister: tuple[bytes, ...] = ()) -> bytes:
     """Return an answer that names files below the current directory."""
     candidates = (b"%d" % len(names), *names)
     return fields(
-        *(b"plan", b"2", b"-e", b"x", b"0", b"0", b"1", b"-H", b"0", b"9", b"index"),
+        *(b"plan", b"2", b"-e", option, b"0", b"0", b"1", b"-H"),
+        *(b"%d" % len(lister), *lister, b"9", b"index"),
         *candidates,
         *(b"0", b"0", b"end"),
     )
@@ -247,6 +248,10 @@ def planned(*names: bytes) -> bytes:
         (planned(b"/etc/passwd"), "a name that is not below the directory"),
         (planned(b""), "a name that is not below the directory"),
         (planned(b"-"), "a name that is not below the directory"),
+        (planned(b"a", option=b"--pre"), "an option that would run a program"),
+        (planned(b"a", option=b"--pre=/x"), "an option that would run a program"),
+        (planned(b"a", option=b"--hostname-bin=/x"), "an option that would run a program"),
+        (planned(b"a", lister=(b"--pre=/x",)), "an option that would run a program"),
     ],
 )
 def test_garbage_is_no_answer(answer: bytes, why: str, tmp_path: Path) -> None:

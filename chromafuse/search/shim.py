@@ -26,6 +26,7 @@ QUERY_SIZE = 4096  # bytes of the file that a question is
 COMPONENT, STEP = 254, 8  # characters of a question in one name, names in one path
 QUESTION_MAX = 64 << 10  # bytes
 FILE_MAX = 16 << 10  # bytes of a file of patterns
+RUNS = {b"--pre", b"--hostname-bin"}  # no answer of a mount has these
 SHELF = 8  # so many files on the command line are worth a question
 TIMEOUT = b"1000"  # ms
 MOUNTS = "/proc/self/mountinfo"
@@ -167,6 +168,8 @@ class Search:
             answer = self.ask(directory)
         if answer.kind != b"plan":
             raise Plain("an answer of another kind")
+        if not RUNS.isdisjoint(word.split(b"=")[0] for word in answer.options + answer.lister):
+            raise Plain("an option that would run a program")
         for name in answer.candidates:
             if name in (b"", b"-") or name[:1] == b"/" or b"/../" in b"/%b/" % name:
                 raise Plain("a name that is not below the directory")
