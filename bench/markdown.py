@@ -54,7 +54,7 @@ def _table(table: Table) -> str:
     headings = ["", "on", "ms", *(f"/ {base}" for base in table.bases)]
     costs = any(row.used is not None for row in table.rows)
     if costs:
-        headings += ["requests", "to hub", "fetches", "MB", "CPU ms: view / hub / store"]
+        headings += ["requests", "to hub", "fetches", "MB", "CPU ms: view / hub / store / index"]
     lines = [_line(headings), _line(["---", "---", *["---:"] * (len(headings) - 2)])]
     before = ""
     for row in table.rows:
@@ -116,4 +116,4 @@ def _memory(memory: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |\n"
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |\n"

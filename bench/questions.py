@@ -30,7 +30,7 @@ MODES = {FAST: True, STOCK: False}
 
 ON_DISK = (COPY, FAST, STOCK)  # who has to be warm where "again" is asked
 
-PATIENCE = 20.0  # s that one contender may take for one work, in all rounds; one run it always gets
+PATIENCE = 15.0  # s that one contender may take for one work, in all rounds; one run it always gets
 REST = 2.5  # s; the hub sends a page once to one walk, and takes what comes later for another walk
 BATCHES = (300, 1_000, 3_000, 10_000, 30_000)  # ids of one call; over 32,766 is an error
 OPENS = 1_000

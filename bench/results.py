@@ -140,7 +140,7 @@ def grid(table: Table) -> Grid:
     result.add_column("work")
     result.add_column("on")
     headings = ["ms", *(f"/ {base}" for base in table.bases)]
-    headings += ["requests", "to hub", "fetches", "MB fetched", "CPU ms view / hub / store"]
+    headings += ["requests", "to hub", "fetches", "MB fetched", "CPU ms view / hub / store / index"]
     for heading in headings:
         result.add_column(heading, justify="right")
     for row in table.rows:
@@ -170,7 +170,7 @@ def costs(row: Row) -> list[str]:
     if used is None:
         return [""] * 5
     low, high = min(row.requests, default=0), max(row.requests, default=0)
-    cpu = (used.cpu_view, used.cpu_hub, used.cpu_store)
+    cpu = (used.cpu_view, used.cpu_hub, used.cpu_store, used.cpu_index)
     return [
         f"{used.requests:,.0f}" + (f" ({low:,}..{high:,})" if low < high else ""),
         f"{used.asked:,.0f}",

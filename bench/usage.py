@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+INDEXER = "chromafuse.hub.indexer"  # its command line has this
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # s
 
 
@@ -23,7 +24,7 @@ class Usage:
 
     `requests` reached the view; `asked` went on to the hub; `fetches` are calls to the store; `fetched` bytes
     of pages came in by them (counted by what the hub's cache gained, so too low once it is full). `cpu_store`
-    is the embedded engine's process, or the Chroma server.
+    is the embedded engine's process, or the Chroma server; `cpu_index` builds the search index meanwhile.
     """
 
     requests: float = 0
@@ -33,6 +34,7 @@ class Usage:
     cpu_view: float = 0
     cpu_hub: float = 0
     cpu_store: float = 0
+    cpu_index: float = 0
 
     def __sub__(self, other: Usage) -> Usage:
         """Return what was used between the other reading and this one."""
@@ -52,7 +54,11 @@ def median(usages: Iterable[Usage]) -> Usage:
 def read(status: Mapping[str, Any], store_pid: int | None = None) -> Usage:
     """Return the reading that belongs to a mount's status; `store_pid` is a server's process."""
     hub, view = int(status["hub_pid"]), int(status["view_pid"])
-    store = descendants(hub) if store_pid is None else [store_pid, *descendants(store_pid)]
+    children = {pid: _command(pid) for pid in descendants(hub)}
+    indexers = [pid for pid, command in children.items() if INDEXER in command]
+    store = [pid for pid in children if pid not in indexers]
+    if store_pid is not None:
+        store = [store_pid, *descendants(store_pid)]
     return Usage(
         requests=sum(n for name, n in status["counters"].items() if name != "bugs"),
         asked=status["requests"],
@@ -61,6 +67,7 @@ def read(status: Mapping[str, Any], store_pid: int | None = None) -> Usage:
         cpu_view=cpu_seconds(view),
         cpu_hub=cpu_seconds(hub),
         cpu_store=sum(cpu_seconds(pid) for pid in store),
+        cpu_index=sum(cpu_seconds(pid) for pid in indexers),
     )
 
 
@@ -68,6 +75,14 @@ def cpu_seconds(pid: int) -> float:
     """Return the CPU time a process has used, without its children; 0 when it is gone."""
     found = _stat(pid)
     return (int(found[11]) + int(found[12])) * _TICK if found else 0.0
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as line:
+            return line.read().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def busy_share(seconds: float = 1.0) -> float:

@@ -132,8 +132,8 @@ def test_lines_are_counted_and_no_stdin_is_read() -> None:
 
 def test_cost_is_a_difference_and_the_median_of_differences() -> None:
     """Readings subtract field by field; of several, each field's median is kept."""
-    cost = Usage(5, 4, 3, 2, 1.5, 1, 0.5) - Usage(1, 1, 1, 1, 0.5, 0.5, 0.5)
-    assert cost == Usage(4, 3, 2, 1, 1, 0.5, 0)
+    cost = Usage(5, 4, 3, 2, 1.5, 1, 0.5, 2) - Usage(1, 1, 1, 1, 0.5, 0.5, 0.5, 1)
+    assert cost == Usage(4, 3, 2, 1, 1, 0.5, 0, 1)
     assert usage.median([Usage(requests=1), Usage(requests=9), Usage(requests=2)]) == Usage(2)
     assert usage.median([]) == Usage()
 
@@ -262,10 +262,10 @@ def test_the_printed_table() -> None:
     assert printed(results.grid(TABLE)) == [
         "again; 20 files, 3 MB, generated pages (seed 1); medians of 2; others used 34% of the CPU",
         "| work | on | ms | / plain copy | / plain script | requests | to hub | fetches | MB fetched "
-        "| CPU ms view / hub / store |",
+        "| CPU ms view / hub / store / index |",
         "| grep -r | plain copy | 10.0 | 1.00 | | | | | | |",
         "| grep -r | chromafuse (printed 4 lines, not 5) | 11.0 | 1.10 | 1/100 "
-        "| 1,234 (1,200..1,268) | 20 | 3 | 2.0 | 500 / 250 / 125 |",
+        "| 1,234 (1,200..1,268) | 20 | 3 | 2.0 | 500 / 250 / 125 / 0 |",
         "| grep -r | 2 rounds disturbed and repeated | | | | | | | | |",
         "| rg | left out: no rg here | | | | | | | | |",
     ]
@@ -299,11 +299,11 @@ def test_tables_go_into_texts_where_they_belong() -> None:
     table = (
         "20 files, 3 MB, generated pages (seed 1), medians of 2; others used 34% of the CPU when it began."
         "\n\n| | on | ms | / plain copy | / plain script | requests | to hub | fetches | MB |"
-        " CPU ms: view / hub / store |\n"
+        " CPU ms: view / hub / store / index |\n"
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| `grep -r` | plain copy | 10.0 | 1.00 | | | | | | |\n"
         "| | chromafuse; printed 4 lines, not 5 | 11.0 | 1.10 | 1/100 | 1,234 (1,200..1,268) | 20 | 3 | 2.0 |"
-        " 500 / 250 / 125 |\n"
+        " 500 / 250 / 125 / 0 |\n"
         "\nLeft out: rg: no rg here.\n"
     )
     filled = markdown.fill(text, document)
